@@ -1,0 +1,3 @@
+//! The `casepack` binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Harbor task packages (policy 18–25, harbor.md).
