@@ -4,8 +4,10 @@
 //! files in, checked values out, all findings in one pass. Refuses to know targets.
 //! Memory stays flat: a dataset holds the ids of its cases; a [`Case`] is read when it is needed.
 
+mod eval_yaml;
+
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::diag::{Diagnostics, Place};
@@ -30,6 +32,32 @@ impl Format {
             Self::HarborTask => "harbor-task",
         }
     }
+}
+
+/// What to load, and what the shell knows that loading needs.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadRequest<'a> {
+    /// A config file, or a directory that holds one or is a dataset itself; absolute or relative
+    /// to `cwd`.
+    pub path: &'a Path,
+    /// `--format`; `None`: recognised.
+    pub format: Option<Format>,
+    /// `--project-root`; relative to `cwd` (policy 12).
+    pub project_root: Option<&'a Path>,
+    /// The current directory; absolute.
+    pub cwd: &'a Path,
+    /// The home directory, for `~`; absolute.
+    pub home: Option<&'a Path>,
+    /// `--plugin-dir`: roots that the operator names, however wide (policy 8); relative to `cwd`.
+    pub plugin_dirs: &'a [PathBuf],
+}
+
+/// Reads everything of a dataset but its cases; all findings in one pass.
+///
+/// `None` when it can't be used at all; a dataset with errors in `diags` is there for more checks
+/// (of its cases), never to be built.
+pub fn load(request: &LoadRequest, diags: &mut Diagnostics) -> Option<Dataset> {
+    eval_yaml::load(request, diags)
 }
 
 /// What was read of a dataset, its cases excepted.
