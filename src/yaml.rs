@@ -3,11 +3,14 @@
 //!
 //! Owns text → spanned values, the limits, and the safe emitter. Refuses to know which keys exist.
 
+mod fields;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use num_bigint::BigInt;
 
+pub use self::fields::{Fields, Value, kind, nearest};
 use crate::diag::{Diagnostic, Source};
 
 /// A value as `yaml.safe_load` would give it.
