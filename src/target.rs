@@ -1,5 +1,36 @@
 //! Targets: pure functions from a case and its trees to the tree of an output.
 //!
-//! Refuses to know disk and network.
+//! Owns what an output holds. Refuses to know disk and network.
+//! Invariant: an output is a function of the case, its views and the options, and of nothing else.
 
 pub mod harbor;
+
+/// What a dataset is compiled to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// The plain tree of every case, as a local run starts from it.
+    Workspace,
+    /// Harbor task packages.
+    Harbor,
+}
+
+impl Target {
+    /// Every target, in the order in which they are built.
+    pub const ALL: &'static [Self] = &[Self::Workspace, Self::Harbor];
+
+    /// The name, as `--target` takes it and the output directory is called (cli.md, "Fixed names").
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Workspace => "workspace",
+            Self::Harbor => "harbor",
+        }
+    }
+
+    /// The target of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|target| target.name() == name)
+    }
+}
