@@ -1,16 +1,28 @@
 //! The disk, contained: reads through handles, sorted walks, atomic writes.
 //!
 //! Owns [`Root`] (an open directory below which everything is opened, links never followed by the
-//! kernel) and [`Roots`] (hop-by-hop resolution of links over several allowed roots, policy 8).
-//! Refuses to know datasets.
-//! Invariant: what is checked is what is read: opened by handle, no second look-up by name.
+//! kernel), [`Roots`] (hop-by-hop resolution of links over several allowed roots, policy 8), and
+//! how outputs come into being ([`write_atomic`], [`StagedDir`]). Refuses to know datasets.
+//! Invariant: what is checked is what is read: opened by handle, no second look-up by name, so
+//! that files which change under our hands can make a read fail but never lead it elsewhere.
+
+mod open;
+mod resolve;
+mod walk;
+mod write;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+pub use self::resolve::{ResolveError, Resolved, Roots};
+pub use self::walk::{DirEntry, Found, Thing, Walk};
+pub(crate) use self::write::write_all;
+pub use self::write::{StagedDir, remove_tree, sweep_stale, write_atomic};
 use crate::path::TreePath;
 
 /// What kind of thing a directory entry is.
@@ -40,7 +52,7 @@ pub struct Stamp {
     pub mtime_ns: i128,
     /// Change time, ns since 1970.
     pub ctime_ns: i128,
-    /// Any of the three executable bits... only the owner's counts (policy 5).
+    /// The owner's executable bit, the only one that counts (policy 5).
     pub executable: bool,
 }
 
@@ -49,6 +61,7 @@ pub struct Stamp {
 pub struct Root {
     handle: OwnedFd,
     path: PathBuf,
+    named: PathBuf,
 }
 
 /// A failure with the path that it was about.
@@ -62,48 +75,82 @@ pub struct FsError {
     pub source: io::Error,
 }
 
-/// A listed thing, resolved: which root it lies in and where there, no link on the way.
-#[derive(Debug, Clone)]
-pub struct Resolved {
-    /// Index into [`Roots`].
-    pub root: usize,
-    /// Place below that root; `None` for the root itself.
-    pub path: Option<TreePath>,
-    /// What is there.
-    pub kind: Kind,
-    /// Whether a link was followed, and whether the last component was one.
-    pub through_link: bool,
-    /// Whether the last component itself was a link.
-    pub last_was_link: bool,
-}
-
-/// Why a path did not resolve.
+/// Why a file below a root could not be read. Whoever asked knows the path.
 #[derive(Debug, thiserror::Error)]
-pub enum ResolveError {
+pub enum ReadError {
     /// Nothing there.
     #[error("it does not exist")]
     Missing,
-    /// A link on the way leads nowhere.
-    #[error("a link on the way leads nowhere")]
-    Dangling,
-    /// Links lead in a circle.
-    #[error("its links lead in a circle")]
-    Loop,
-    /// It leads out of every root.
-    #[error("it leads out of every allowed directory")]
-    Outside,
-    /// A component is longer than the system takes, not UTF-8, or has a NUL.
-    #[error("it is no usable path: {0}")]
-    Unusable(String),
+    /// It, or a directory on the way, is a link: callers resolve links first, so it became one.
+    #[error("a symbolic link is in its place")]
+    Link,
+    /// A directory, fifo, socket or device.
+    #[error("it is no regular file")]
+    NotAFile,
+    /// More bytes than the caller takes.
+    #[error("it has {size} bytes, more than the {limit} that are allowed")]
+    TooLarge {
+        /// Its bytes.
+        size: u64,
+        /// How many were allowed.
+        limit: u64,
+    },
+    /// Another process wrote to it.
+    #[error("it changed while it was read")]
+    Changed,
     /// The system refused.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// The allowed roots, in order of precedence.
-#[derive(Debug, Default)]
-pub struct Roots {
-    roots: Vec<Arc<Root>>,
+impl From<Errno> for ReadError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::NOENT | Errno::NOTDIR => Self::Missing,
+            Errno::LOOP | Errno::MLINK => Self::Link,
+            // What opening a socket, a device without a driver, and a directory for writing say.
+            Errno::NXIO | Errno::NODEV | Errno::ISDIR => Self::NotAFile,
+            errno => Self::Io(errno.into()),
+        }
+    }
+}
+
+impl Kind {
+    fn of(kind: FileType) -> Self {
+        match kind {
+            FileType::RegularFile => Self::File,
+            FileType::Directory => Self::Dir,
+            FileType::Symlink => Self::Link,
+            _ => Self::Special,
+        }
+    }
+}
+
+impl Stamp {
+    fn of(stat: &Stat) -> (Kind, Self) {
+        const NS: i128 = 1_000_000_000;
+        #[cfg(target_os = "linux")]
+        let dev = stat.st_dev;
+        #[cfg(not(target_os = "linux"))]
+        let dev = u64::from(stat.st_dev.cast_unsigned());
+        let stamp = Self {
+            dev,
+            ino: stat.st_ino,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime_ns: i128::from(stat.st_mtime) * NS + i128::from(stat.st_mtime_nsec),
+            ctime_ns: i128::from(stat.st_ctime) * NS + i128::from(stat.st_ctime_nsec),
+            executable: Mode::from_raw_mode(stat.st_mode).contains(Mode::XUSR),
+        };
+        (Kind::of(FileType::from_raw_mode(stat.st_mode)), stamp)
+    }
+
+    /// The state of an open file.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn of_open(file: impl AsFd) -> io::Result<(Kind, Self)> {
+        Ok(Self::of(&rustix::fs::fstat(file)?))
+    }
 }
 
 impl Root {
@@ -117,8 +164,14 @@ impl Root {
             source,
         };
         let real = path.canonicalize().map_err(error)?;
-        let handle = File::open(&real).map_err(error)?.into();
-        Ok(Self { handle, path: real })
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let handle =
+            rustix::fs::open(&real, flags, Mode::empty()).map_err(|errno| error(errno.into()))?;
+        Ok(Self {
+            handle,
+            path: real,
+            named: path.to_owned(),
+        })
     }
 
     /// Its canonical path, for messages and for comparing roots.
@@ -130,16 +183,113 @@ impl Root {
     pub fn handle(&self) -> &OwnedFd {
         &self.handle
     }
-}
 
-impl Roots {
-    /// The given roots.
-    pub fn new(roots: Vec<Arc<Root>>) -> Self {
-        Self { roots }
+    /// Opens the directory at `dir` (`None`: the root itself) for reading; no link is followed.
+    /// Every call gives a handle of its own, so that listings don't disturb each other.
+    ///
+    /// # Errors
+    /// When it is no directory or can't be opened.
+    pub fn open_dir(&self, dir: Option<&TreePath>) -> Result<OwnedFd, FsError> {
+        let opened = match dir {
+            None => open::again(self.handle.as_fd()),
+            Some(dir) => open::below(self.handle.as_fd(), dir.as_str(), open::DIR),
+        };
+        opened.map_err(|errno| self.error(dir, errno))
     }
 
-    /// Root number `index`.
-    pub fn get(&self, index: usize) -> Option<&Arc<Root>> {
-        self.roots.get(index)
+    /// What is at `path`, itself not followed when it is a link; `None`: nothing.
+    ///
+    /// # Errors
+    /// When a directory on the way is a link or can't be searched.
+    pub fn stat(&self, path: &TreePath) -> Result<Option<(Kind, Stamp)>, FsError> {
+        match self.lstat(path) {
+            Ok(stat) => Ok(Some(Stamp::of(&stat))),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(errno) => Err(self.error(Some(path), errno)),
+        }
+    }
+
+    /// Reads the regular file at `path`, at most `limit` bytes; no link is followed.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(&self, path: &TreePath, limit: u64) -> Result<(Vec<u8>, Stamp), ReadError> {
+        let (file, stamp) = self.open_file(path)?;
+        let bytes = read_open(&file, &stamp, limit)?;
+        Ok((bytes, stamp))
+    }
+
+    /// Opens the regular file at `path`; no link is followed. Whoever reads it compares the stamp
+    /// with [`Stamp::of_open`] afterwards.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn open_file(&self, path: &TreePath) -> Result<(File, Stamp), ReadError> {
+        let file = open::below(self.handle.as_fd(), path.as_str(), open::FILE)?;
+        match Stamp::of_open(&file)? {
+            (Kind::File, stamp) => Ok((file.into(), stamp)),
+            _ => Err(ReadError::NotAFile),
+        }
+    }
+
+    /// The absolute path of `path`, for messages and comparisons; never for opening.
+    pub fn absolute(&self, path: Option<&TreePath>) -> PathBuf {
+        path.map_or_else(|| self.path.clone(), |path| self.path.join(path.as_str()))
+    }
+
+    fn lstat(&self, path: &TreePath) -> Result<Stat, Errno> {
+        self.in_parent(path, |dir, name| {
+            rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+        })
+    }
+
+    /// Calls `act` with a handle of the directory that holds `path`, and its name there.
+    fn in_parent<T>(
+        &self,
+        path: &TreePath,
+        act: impl FnOnce(BorrowedFd<'_>, &str) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        match path.as_str().rsplit_once('/') {
+            None => act(self.handle.as_fd(), path.as_str()),
+            Some((dir, name)) => {
+                let dir = open::below(self.handle.as_fd(), dir, open::STEP)?;
+                act(dir.as_fd(), name)
+            }
+        }
+    }
+
+    fn error(&self, path: Option<&TreePath>, errno: Errno) -> FsError {
+        FsError {
+            path: self.absolute(path),
+            source: errno.into(),
+        }
+    }
+}
+
+/// All bytes of `file`, whose state was `stamp` before.
+pub(crate) fn read_open(file: &File, stamp: &Stamp, limit: u64) -> Result<Vec<u8>, ReadError> {
+    if stamp.size > limit {
+        return Err(ReadError::TooLarge {
+            size: stamp.size,
+            limit,
+        });
+    }
+    let size = usize::try_from(stamp.size).map_err(|_| Errno::NOMEM)?;
+    let mut bytes = Vec::new();
+    bytes
+        .try_reserve_exact(size)
+        .map_err(|_| ReadError::from(Errno::NOMEM))?;
+    while bytes.len() < size {
+        match rustix::io::read(file, rustix::buffer::spare_capacity(&mut bytes)) {
+            Ok(0) => return Err(ReadError::Changed),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    // The allocator may have given more room than asked for, and the file may have grown into it.
+    if bytes.len() == size && Stamp::of_open(file)?.1 == *stamp {
+        Ok(bytes)
+    } else {
+        Err(ReadError::Changed)
     }
 }

@@ -4,6 +4,7 @@
 //! [`TreePath`] to a file is a root handle in `fs`.
 //! Invariant: a value of these types never is empty, absolute, or leads upwards.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -159,6 +160,13 @@ fn check_component(component: &str) -> Result<(), TreePathError> {
         return Err(TreePathError::LongComponent);
     }
     Ok(())
+}
+
+/// So that maps by path can be asked with text: order, equality and hash are those of the text.
+impl Borrow<str> for TreePath {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
 }
 
 impl fmt::Display for TreePath {

@@ -4,11 +4,17 @@
 //! where files came from.
 //! Invariant: a tree has no two entries at one place, and no entry below a file.
 
+mod diff;
+mod materialise;
+
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::digest::{Digest, Hasher, TreeId};
-use crate::fs::{Root, Stamp};
+pub use self::diff::{Diff, diff};
+pub use self::materialise::{MaterialiseError, Written, materialise};
+use crate::digest::{Digest, Hasher, TreeId, hash_reader};
+use crate::fs::{Found, FsError, Kind, ReadError, Root, Stamp, Thing, Walk, read_open};
 use crate::path::TreePath;
 
 /// Of a file's mode only the executable bit is carried (policy 5).
@@ -21,6 +27,15 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// That of a file: its owner's executable bit.
+    pub fn of(stamp: &Stamp) -> Self {
+        if stamp.executable {
+            Self::Executable
+        } else {
+            Self::Regular
+        }
+    }
+
     /// `-` or `x`, as in tree digests (bundle-format, "Digests").
     pub fn letter(self) -> &'static str {
         match self {
@@ -67,6 +82,33 @@ impl Content {
             data: Data::Bytes(bytes),
         }
     }
+
+    /// Reads and hashes the file at `path`, once. At most `keep` bytes stay in memory; of a larger
+    /// file only its place and state do. No link is followed (see [`Root::read`]).
+    ///
+    /// # Errors
+    /// When it is no regular file, can't be read, or changes meanwhile.
+    pub fn from_file(
+        root: &Arc<Root>,
+        path: &TreePath,
+        keep: u64,
+    ) -> Result<(Mode, Self), ReadError> {
+        let (mut file, stamp) = root.open_file(path)?;
+        let mode = Mode::of(&stamp);
+        if stamp.size <= keep {
+            return Ok((mode, Self::bytes(read_open(&file, &stamp, keep)?)));
+        }
+        let (digest, size) = hash_reader(&mut file)?;
+        if size != stamp.size || Stamp::of_open(&file)?.1 != stamp {
+            return Err(ReadError::Changed);
+        }
+        let data = Data::File {
+            root: Arc::clone(root),
+            path: path.clone(),
+            stamp,
+        };
+        Ok((mode, Self { digest, size, data }))
+    }
 }
 
 /// One file of a tree.
@@ -78,10 +120,10 @@ pub struct Entry {
     pub content: Content,
 }
 
-/// A frozen set of files, sorted by path bytes.
+/// A frozen set of files, sorted by path bytes. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Tree {
-    entries: BTreeMap<TreePath, Entry>,
+    entries: Arc<[(TreePath, Entry)]>,
 }
 
 /// Two entries that can't both be.
@@ -118,23 +160,28 @@ impl TreeBuilder {
         Ok(())
     }
 
-    /// What stands in the way of a file at `path`.
+    /// What stands in the way of a file at `path`: the same place, a file above it, or the first
+    /// file below it.
     pub fn clash(&self, path: &TreePath) -> Option<TreePath> {
-        let mut above = path.parent();
-        while let Some(parent) = above {
-            if self.entries.contains_key(&parent) {
-                return Some(parent);
+        let text = path.as_str();
+        let above = text
+            .match_indices('/')
+            .filter_map(|(end, _)| text.get(..end));
+        for place in above.chain([text]) {
+            if let Some((taken, _)) = self.entries.get_key_value(place) {
+                return Some(taken.clone());
             }
-            above = parent.parent();
         }
-        let (next, _) = self.entries.range(path..).next()?;
-        if next.starts_with(path) {
-            return Some(next.clone());
-        }
-        // `a-b` sorts between `a` and `a/b`: look at the directory's own range too.
-        let below = path.child("\u{1}").ok()?;
-        let (next, _) = self.entries.range(below..).next()?;
-        next.starts_with(path).then(|| next.clone())
+        // All that lies below sorts together, right after the name with a slash.
+        let below = format!("{text}/");
+        let range = (Bound::Excluded(below.as_str()), Bound::Unbounded);
+        let (next, _) = self.entries.range::<str, _>(range).next()?;
+        next.as_str().starts_with(&below).then(|| next.clone())
+    }
+
+    /// The file at `path`.
+    pub fn get(&self, path: &TreePath) -> Option<&Entry> {
+        self.entries.get(path)
     }
 
     /// Adds all files of `tree` below `prefix`.
@@ -151,7 +198,7 @@ impl TreeBuilder {
     /// The frozen tree.
     pub fn finish(self) -> Tree {
         Tree {
-            entries: self.entries,
+            entries: self.entries.into_iter().collect(),
         }
     }
 }
@@ -159,12 +206,13 @@ impl TreeBuilder {
 impl Tree {
     /// Its files, sorted by path bytes.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&TreePath, &Entry)> {
-        self.entries.iter()
+        self.entries.iter().map(|(path, entry)| (path, entry))
     }
 
     /// The file at `path`.
     pub fn get(&self, path: &TreePath) -> Option<&Entry> {
-        self.entries.get(path)
+        let at = self.entries.binary_search_by(|(other, _)| other.cmp(path));
+        Some(&self.entries.get(at.ok()?)?.1)
     }
 
     /// How many files it has.
@@ -179,14 +227,16 @@ impl Tree {
 
     /// Bytes of all contents together.
     pub fn bytes(&self) -> u64 {
-        self.entries.values().map(|entry| entry.content.size).sum()
+        self.iter().fold(0, |sum: u64, (_, entry)| {
+            sum.saturating_add(entry.content.size)
+        })
     }
 
     /// The canonical digest: for every entry sorted by path `path NUL mode NUL hex LF`
     /// (bundle-format, "Digests").
     pub fn id(&self) -> TreeId {
         let mut hasher = Hasher::new();
-        for (path, entry) in &self.entries {
+        for (path, entry) in self.iter() {
             hasher.update(path.as_str().as_bytes());
             hasher.update(b"\0");
             hasher.update(entry.mode.letter().as_bytes());
@@ -200,10 +250,15 @@ impl Tree {
     /// The files below `prefix`, which is taken off.
     #[must_use]
     pub fn below(&self, prefix: &TreePath) -> Self {
+        let below = format!("{prefix}/");
+        let start = self
+            .entries
+            .partition_point(|(path, _)| path.as_str() < below.as_str());
         let entries = self
             .entries
             .iter()
-            .filter_map(|(path, entry)| Some((path.strip_prefix(prefix)?, entry.clone())))
+            .skip(start)
+            .map_while(|(path, entry)| Some((path.strip_prefix(prefix)?, entry.clone())))
             .collect();
         Self { entries }
     }
@@ -215,8 +270,74 @@ impl Tree {
             .entries
             .iter()
             .filter(|(path, _)| keep(path))
-            .map(|(path, entry)| (path.clone(), entry.clone()))
+            .cloned()
             .collect();
         Self { entries }
     }
+
+    /// Reads the directory `dir` (`None`: the root itself) of `root`, to compare what is there
+    /// with what should be. Directories without files don't count; files over `keep` bytes stay
+    /// on the disk.
+    ///
+    /// # Errors
+    /// All that has no place in a tree: links, special files, names, what can't be read.
+    pub fn from_dir(
+        root: &Arc<Root>,
+        dir: Option<&TreePath>,
+        keep: u64,
+    ) -> Result<Self, Vec<BadThing>> {
+        let mut builder = TreeBuilder::new();
+        let mut bad = Vec::new();
+        let walked = root.walk(dir, &mut |found| {
+            match found {
+                Found::EmptyDir(_) => {}
+                Found::Unusable { shown, why, .. } => {
+                    let why = why
+                        .map_or_else(|| "its name is not UTF-8".to_owned(), |why| why.to_string());
+                    bad.push(BadThing { shown, why });
+                }
+                Found::Thing(Thing {
+                    kind: Kind::Dir, ..
+                }) => {}
+                Found::Thing(Thing { path, .. }) => {
+                    let place = dir.map_or(Some(path.clone()), |dir| path.strip_prefix(dir));
+                    let read = Content::from_file(root, &path, keep);
+                    let why = match (read, place) {
+                        (Ok((mode, content)), Some(place)) => {
+                            match builder.insert(place, mode, content) {
+                                Ok(()) => return Walk::Enter,
+                                Err(clash) => clash.to_string(),
+                            }
+                        }
+                        (Ok(_), None) => "it lies elsewhere".to_owned(),
+                        (Err(error), _) => error.to_string(),
+                    };
+                    let shown = path.as_str().to_owned();
+                    bad.push(BadThing { shown, why });
+                }
+            }
+            Walk::Enter
+        });
+        if let Err(FsError { path, source }) = walked {
+            bad.push(BadThing {
+                shown: path.display().to_string(),
+                why: source.to_string(),
+            });
+        }
+        if bad.is_empty() {
+            Ok(builder.finish())
+        } else {
+            Err(bad)
+        }
+    }
+}
+
+/// Something in a directory that has no place in a tree.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{shown}: {why}")]
+pub struct BadThing {
+    /// Its path, approximately.
+    pub shown: String,
+    /// Why.
+    pub why: String,
 }

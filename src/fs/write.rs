@@ -1,0 +1,370 @@
+//! How outputs come into being: whole or not at all; and how they go.
+//!
+//! Everything unfinished has a name that starts with [`STAGING`] and a lock that lives as long as
+//! its process, so that what a killed process left can be told from what a living one works on.
+
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::walk::each_name;
+use super::{FsError, open};
+
+/// How names of unfinished things start; the process and a number follow.
+const STAGING: &str = ".casepack-";
+
+/// Puts a file with `bytes` and the permissions `mode` in the place of whatever file or link is
+/// at `path`, at once. Its directory must exist.
+///
+/// # Errors
+/// When it can't be written; what was at `path` is still there then.
+pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FsError> {
+    let failed = |source: io::Error| FsError {
+        path: path.to_owned(),
+        source,
+    };
+    let (parent, name) = open_parent(path).map_err(failed)?;
+    let mode = Mode::from_raw_mode(mode.try_into().map_err(|_| failed(Errno::INVAL.into()))?);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let (temp, file) = fresh(|temp| rustix::fs::openat(&parent, temp, flags, mode))
+        .map_err(|errno| failed(errno.into()))?;
+    let write = || {
+        // A file system without locks has no sweeping either.
+        rustix::fs::flock(&file, FlockOperation::LockExclusive).ok();
+        write_all(&file, bytes)?;
+        set_mode(&file, mode)?;
+        rustix::fs::renameat(&parent, &temp, &parent, &name)
+    };
+    write().map_err(|errno| {
+        // The first error is the one to tell.
+        rustix::fs::unlinkat(&parent, &temp, AtFlags::empty()).ok();
+        failed(errno.into())
+    })
+}
+
+/// A new directory that is filled out of sight and then takes its place at once.
+#[derive(Debug)]
+pub struct StagedDir {
+    parent: OwnedFd,
+    name: CString,
+    handle: OwnedFd,
+    path: PathBuf,
+    done: bool,
+}
+
+impl StagedDir {
+    /// An empty directory in the directory `parent`, mode 0755; gone when dropped.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn new(parent: &Path) -> Result<Self, FsError> {
+        let failed = |errno: Errno| FsError {
+            path: parent.to_owned(),
+            source: errno.into(),
+        };
+        let mode = Mode::from_raw_mode(0o755);
+        let holder = rustix::fs::open(parent, open::DIR, Mode::empty()).map_err(failed)?;
+        let (name, ()) = fresh(|name| rustix::fs::mkdirat(&holder, name, mode)).map_err(failed)?;
+        let path = parent.join(OsStr::from_bytes(name.to_bytes()));
+        let handle = open::entry(holder.as_fd(), name.as_c_str(), open::DIR).map_err(failed)?;
+        // A file system without locks has no sweeping either.
+        rustix::fs::flock(&handle, FlockOperation::LockExclusive).ok();
+        let staged = Self {
+            parent: holder,
+            name,
+            handle,
+            path,
+            done: false,
+        };
+        set_mode(&staged.handle, mode).map_err(failed)?;
+        Ok(staged)
+    }
+
+    /// Its handle, to write below.
+    pub fn handle(&self) -> &OwnedFd {
+        &self.handle
+    }
+
+    /// Where it is for now.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Puts it at `dest`, on the same file system. A directory that is there is exchanged for it
+    /// at once and then removed; anything else that is there is an error.
+    ///
+    /// # Errors
+    /// When it can't be moved, then `dest` is as it was; or when the directory that was there
+    /// could not be removed: its rest then has a staging name.
+    pub fn commit(mut self, dest: &Path) -> Result<(), FsError> {
+        let failed = |errno: Errno| FsError {
+            path: dest.to_owned(),
+            source: errno.into(),
+        };
+        let (dir, name) = open_parent(dest).map_err(|source| FsError {
+            path: dest.to_owned(),
+            source,
+        })?;
+        let moved = |flags| rustix::fs::renameat_with(&self.parent, &self.name, &dir, &name, flags);
+        match moved(RenameFlags::NOREPLACE) {
+            Ok(()) => {
+                self.done = true;
+                return Ok(());
+            }
+            Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::PERM) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        match rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if !FileType::from_raw_mode(stat.st_mode).is_dir() => {
+                return Err(failed(Errno::NOTDIR));
+            }
+            Ok(_) => {}
+            Err(Errno::NOENT) => {
+                rustix::fs::renameat(&self.parent, &self.name, &dir, &name).map_err(failed)?;
+                self.done = true;
+                return Ok(());
+            }
+            Err(errno) => return Err(failed(errno)),
+        }
+        match moved(RenameFlags::EXCHANGE) {
+            // Dropping removes what now has our old name.
+            Ok(()) => {}
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::PERM) => {
+                self.exchange_in_steps(dir.as_fd(), &name).map_err(failed)?;
+            }
+            Err(errno) => return Err(failed(errno)),
+        }
+        self.done = true;
+        remove(self.parent.as_fd(), &self.name).map_err(|errno| FsError {
+            path: self.path.clone(),
+            source: errno.into(),
+        })
+    }
+
+    /// For file systems that can't exchange: for an instant nothing is at `name`.
+    fn exchange_in_steps(&self, dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+        let (aside, ()) = fresh(|aside| {
+            match rustix::fs::statat(&self.parent, aside, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => rustix::fs::renameat(dir, name, &self.parent, aside),
+                Err(errno) => Err(errno),
+                Ok(_) => Err(Errno::EXIST),
+            }
+        })?;
+        rustix::fs::renameat(&self.parent, &self.name, dir, name).inspect_err(|_| {
+            // The first error is the one to tell.
+            rustix::fs::renameat(&self.parent, &aside, dir, name).ok();
+        })?;
+        rustix::fs::renameat(&self.parent, &aside, &self.parent, &self.name)
+    }
+}
+
+impl Drop for StagedDir {
+    fn drop(&mut self) {
+        if !self.done {
+            // What stays is swept by a later run.
+            remove(self.parent.as_fd(), &self.name).ok();
+        }
+    }
+}
+
+/// Removes what killed processes left unfinished in `dir`; returns how many things. What a living
+/// process works on is locked, here and in other containers, and stays.
+///
+/// # Errors
+/// When `dir` can't be listed, or something there can't be removed.
+pub fn sweep_stale(dir: &Path) -> Result<usize, FsError> {
+    let failed = |path: &Path, errno: Errno| FsError {
+        path: path.to_owned(),
+        source: errno.into(),
+    };
+    let handle = rustix::fs::open(dir, open::DIR, Mode::empty()).map_err(|e| failed(dir, e))?;
+    let mut removed = 0;
+    for (name, kind) in names(handle.as_fd()).map_err(|errno| failed(dir, errno))? {
+        let Some(pid) = staging_pid(&name) else {
+            continue;
+        };
+        let flags = match kind {
+            FileType::Directory => open::DIR,
+            FileType::RegularFile => open::FILE,
+            _ => continue,
+        };
+        let alive = rustix::process::test_kill_process(pid) != Err(Errno::SRCH);
+        let Ok(thing) = open::entry(handle.as_fd(), name.as_c_str(), flags) else {
+            continue;
+        };
+        if alive || rustix::fs::flock(&thing, FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
+        }
+        remove(handle.as_fd(), &name)
+            .map_err(|errno| failed(&dir.join(OsStr::from_bytes(name.to_bytes())), errno))?;
+        removed += 1;
+    }
+    Ok(removed)
+}
+
+/// Removes what is at `path`, with everything in it when it is a directory, at any depth. Links
+/// are removed, not followed. Nothing there is no error.
+///
+/// # Errors
+/// When something can't be removed; the rest may be gone by then.
+pub fn remove_tree(path: &Path) -> Result<(), FsError> {
+    let failed = |source: io::Error| FsError {
+        path: path.to_owned(),
+        source,
+    };
+    let (parent, name) = match open_parent(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened.map_err(failed)?,
+    };
+    remove(parent.as_fd(), &name).map_err(|errno| failed(errno.into()))
+}
+
+/// Directories that are emptied in place; deeper ones are first moved up, so that depth costs
+/// neither stack nor handles.
+const MAX_DEPTH: usize = 32;
+
+/// Removes the entry `name` of `parent` with everything in it.
+fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    struct Level {
+        name: CString,
+        handle: OwnedFd,
+        left: Vec<(CString, FileType)>,
+    }
+    let enter = |at: BorrowedFd<'_>, name: CString| -> Result<Level, Errno> {
+        let handle = open::entry(at, name.as_c_str(), open::DIR)?;
+        let left = names(handle.as_fd())?;
+        // Agents leave directories that they made read-only, and package caches are.
+        if !left.is_empty() {
+            let mode = Mode::from_raw_mode(rustix::fs::fstat(&handle)?.st_mode);
+            if !mode.contains(Mode::RWXU) {
+                rustix::fs::fchmod(&handle, mode | Mode::RWXU)?;
+            }
+        }
+        Ok(Level { name, handle, left })
+    };
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        // Linux says the first of a directory, POSIX the second.
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(errno) => return Err(errno),
+    }
+    let mut levels = vec![enter(parent, name.to_owned())?];
+    while let Some(at) = levels.len().checked_sub(1) {
+        let Some(level) = levels.get_mut(at) else {
+            break;
+        };
+        let Some((name, kind)) = level.left.pop() else {
+            let empty = levels.pop();
+            let above = levels.last().map_or(parent, |level| level.handle.as_fd());
+            if let Some(level) = empty {
+                gone(rustix::fs::unlinkat(above, &level.name, AtFlags::REMOVEDIR))?;
+            }
+            continue;
+        };
+        if kind != FileType::Directory {
+            match rustix::fs::unlinkat(&level.handle, &name, AtFlags::empty()) {
+                Err(Errno::ISDIR | Errno::PERM) if kind == FileType::Unknown => {}
+                done => {
+                    gone(done)?;
+                    continue;
+                }
+            }
+        }
+        if at < MAX_DEPTH {
+            let inner = enter(level.handle.as_fd(), name)?;
+            levels.push(inner);
+        } else if rustix::fs::unlinkat(&level.handle, &name, AtFlags::REMOVEDIR).is_err() {
+            let deep = level.handle.try_clone().map_err(|_| Errno::MFILE)?;
+            if let Some(top) = levels.first_mut() {
+                let (moved, ()) = fresh(|moved| {
+                    match rustix::fs::statat(&top.handle, moved, AtFlags::SYMLINK_NOFOLLOW) {
+                        Err(Errno::NOENT) => rustix::fs::renameat(&deep, &name, &top.handle, moved),
+                        Err(errno) => Err(errno),
+                        Ok(_) => Err(Errno::EXIST),
+                    }
+                })?;
+                top.left.push((moved, FileType::Directory));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
+    match removed {
+        Err(Errno::NOENT) => Ok(()),
+        removed => removed,
+    }
+}
+
+/// The names in `dir`, a fresh handle.
+fn names(dir: BorrowedFd<'_>) -> Result<Vec<(CString, FileType)>, Errno> {
+    let mut names = Vec::new();
+    each_name(dir, &mut Vec::new(), &mut |name, kind| {
+        names.push((name.to_owned(), kind));
+        Ok(())
+    })?;
+    Ok(names)
+}
+
+/// Calls `make` with new staging names until one is free.
+fn fresh<T>(mut make: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let pid = std::process::id();
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = CString::new(format!("{STAGING}{pid}-{number}")).map_err(|_| Errno::INVAL)?;
+        match make(&name) {
+            Ok(made) => return Ok((name, made)),
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// The process whose unfinished work `name` names.
+fn staging_pid(name: &CStr) -> Option<rustix::process::Pid> {
+    let (pid, number) = name.to_str().ok()?.strip_prefix(STAGING)?.split_once('-')?;
+    number.parse::<u64>().ok()?;
+    rustix::process::Pid::from_raw(pid.parse().ok().filter(|&pid| pid > 0)?)
+}
+
+/// A handle of the directory that holds `path`, and its name there.
+fn open_parent(path: &Path) -> io::Result<(OwnedFd, CString)> {
+    let name: OsString = path.file_name().ok_or(Errno::INVAL)?.to_owned();
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let handle = rustix::fs::open(parent, open::DIR, Mode::empty())?;
+    Ok((handle, CString::new(name.as_bytes())?))
+}
+
+/// Writes all of `bytes` at the file's position.
+pub(crate) fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match rustix::io::write(&file, bytes) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Gives an open file exactly the permissions `mode`, whatever the umask made of them.
+fn set_mode(file: impl AsFd, mode: Mode) -> Result<(), Errno> {
+    let made = Mode::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+    let permissions = Mode::RWXU | Mode::RWXG | Mode::RWXO;
+    if made & permissions == mode {
+        return Ok(());
+    }
+    rustix::fs::fchmod(&file, mode)
+}
