@@ -2,8 +2,23 @@
 //!
 //! Owns the whitelist, shared `{dest, source}` entries, generated entries, and the trust boundary
 //! between workspace and evaluation (policy 1–12). Refuses to know formats and targets.
+//! Invariant: what an entry resolves to is what is read, through a root's handle; nothing that
+//! judges need gets into the workspace unless the user allowed it by name.
 
-use crate::tree::Tree;
+mod collect;
+mod generated;
+mod walk;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use self::collect::{Collected, Item, Origin};
+use self::walk::Reader;
+use crate::dataset::{Case, Dataset, JUDGE_FILES, Listed, Mode, Rest, SharedEntry, View};
+use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
+use crate::fs::{Kind, ResolveError, Resolved, Roots};
+use crate::path::{CaseId, TreePath, fold};
+use crate::tree::{Content, Mode as FileMode, Tree};
 
 /// The trees of one case.
 #[derive(Debug, Clone, Default)]
@@ -14,4 +29,472 @@ pub struct Views {
     pub evaluation: Tree,
     /// Package files that the case itself brings (native Harbor tasks).
     pub task: Tree,
+}
+
+/// First components of a `dest` that belong to the case itself or to generated files (policy 10);
+/// compared after folding.
+const RESERVED: &[&str] = &[
+    "input.yaml",
+    "input.yml",
+    "input.json",
+    "answers.yaml",
+    "annotations.yaml",
+    "batch.yaml",
+    ".claude",
+    "hooks",
+    "tool_handlers.yaml",
+    ".git",
+    ".hook-outputs.yaml",
+    ".hook-outputs.json",
+];
+
+/// Files up to this size are read once and stay in memory until they are written.
+const KEEP_BYTES: u64 = 256 * 1024;
+/// Shared files together stay in memory up to this size.
+const KEEP_SHARED_BYTES: u64 = 16 * 1024 * 1024;
+
+/// What is the same for every case of a dataset: read and hashed once.
+pub struct Common<'a> {
+    workspace: Collected<'a>,
+    evaluation: Collected<'a>,
+    guarded: Vec<Guarded>,
+    case_dirs: PathBuf,
+}
+
+/// A place that no workspace entry may reach, as an absolute path without links.
+struct Guarded {
+    path: PathBuf,
+    what: &'static str,
+}
+
+/// Everything that the entries of one dataset have in common: shared files, generated entries, the
+/// skill under test, judge files. `outputs` are directories that casepack writes to: a shared
+/// source that contains one would contain itself.
+///
+/// `None` when an error is among the findings.
+pub fn prepare<'a>(
+    dataset: &'a Dataset,
+    outputs: &[PathBuf],
+    diags: &mut Diagnostics,
+) -> Option<Common<'a>> {
+    let before = diags.count(Severity::Error);
+    let roots = &dataset.sources.roots;
+    let dataset_dir = absolute(roots, dataset.sources.dataset_root, None);
+    let mut guarded: Vec<Guarded> = dataset
+        .sources
+        .guarded
+        .iter()
+        .map(|(root, path)| Guarded {
+            path: absolute(roots, *root, path.as_ref()),
+            what: "evaluation material",
+        })
+        .collect();
+    guarded.push(Guarded { path: dataset_dir.clone(), what: "the dataset directory" });
+    let mut common = Common {
+        workspace: Collected::new(roots),
+        evaluation: Collected::new(roots),
+        guarded,
+        case_dirs: dataset_dir,
+    };
+    let mut reader = Reader::new(roots, KEEP_BYTES, KEEP_SHARED_BYTES);
+    for entry in &dataset.shared {
+        shared(dataset, entry, outputs, &mut reader, &mut common, diags);
+    }
+    if let Some(skill) = &dataset.skill
+        && let Ok(dest) = TreePath::new(&format!(".claude/skills/{}", skill.name))
+    {
+        let label = format!("the skill under test, '{}'", skill.name);
+        let origin = Arc::new(Origin::generated(label));
+        let found = Resolved {
+            root: skill.root,
+            path: Some(skill.path.clone()),
+            kind: Kind::Dir,
+            through_link: false,
+            last_was_link: false,
+        };
+        reader.copy(&found, Some(&dest), &origin, &mut common.workspace, diags);
+    }
+    for (path, mode, bytes) in generated::entries(&dataset.interception, roots, diags) {
+        common.workspace.add(path.clone(), generated_item(&path, mode, bytes, None), diags);
+    }
+    for file in &dataset.judge_files {
+        // Proof: a constant of valid components, joined with a valid path.
+        let Ok(prefix) = TreePath::new(JUDGE_FILES) else { continue };
+        let origin = Arc::new(Origin::generated(format!("the judge file '{}'", file.dest)));
+        let Ok(Some((kind, _))) =
+            roots.get(file.root).map_or(Ok(None), |root| root.stat(&file.path))
+        else {
+            continue;
+        };
+        let found = Resolved {
+            root: file.root,
+            path: Some(file.path.clone()),
+            kind,
+            through_link: false,
+            last_was_link: false,
+        };
+        reader.copy(&found, Some(&prefix.join(&file.dest)), &origin, &mut common.evaluation, diags);
+    }
+    (diags.count(Severity::Error) == before).then_some(common)
+}
+
+/// One `{dest, source}` entry (policy 9, 10; the table of seed 000).
+fn shared(
+    dataset: &Dataset,
+    entry: &SharedEntry,
+    outputs: &[PathBuf],
+    reader: &mut Reader<'_>,
+    common: &mut Common<'_>,
+    diags: &mut Diagnostics,
+) {
+    let say = |rule: Rule, message: String, help: &str| {
+        Diagnostic::new(rule, message)
+            .help(help)
+            .at_place(entry.place.as_ref())
+            .field(entry.field.clone())
+            .entry(entry.dest.as_str())
+    };
+    let first = fold(entry.dest.first());
+    if RESERVED.contains(&first.as_str()) {
+        diags.push(
+            say(
+                Rule::ReservedDest,
+                format!(
+                    "The shared dest '{}' is skipped: '{}' is reserved for the case itself.",
+                    entry.dest,
+                    entry.dest.first()
+                ),
+                "Choose a dest that does not start with a reserved name.",
+            ),
+        );
+        return;
+    }
+    let roots = &dataset.sources.roots;
+    let found = match roots.resolve(0, None, &entry.source) {
+        Ok(found) => found,
+        Err(ResolveError::Outside) => {
+            diags.push(say(
+                Rule::SharedSourceOutsideRoots,
+                format!(
+                    "The shared source '{}' is skipped: it leads out of the project, the dataset \
+                     and the plugin directories.",
+                    entry.source
+                ),
+                "Move the file into the project, or add its directory to runner.plugin_dirs.",
+            ));
+            return;
+        }
+        Err(error) => {
+            diags.push(say(
+                Rule::SharedSourceMissing,
+                format!("The shared source '{}' is skipped: {error}.", entry.source),
+                "Correct the path; it is relative to the project root.",
+            ));
+            return;
+        }
+    };
+    let place = absolute(roots, found.root, found.path.as_ref());
+    if let Some(output) = outputs.iter().find(|output| output.starts_with(&place)) {
+        diags.push(say(
+            Rule::SharedDestInSource,
+            format!(
+                "The shared source '{}' is skipped: it contains the output directory {}, so the \
+                 copy would contain itself.",
+                entry.source,
+                output.display()
+            ),
+            "Choose a smaller source, or an output directory outside of it.",
+        ));
+        return;
+    }
+    if !diags.allows(Rule::AnswerKeyInWorkspace)
+        && let Some(what) = common.guards_shared(&place)
+    {
+        diags.push(say(
+            Rule::AnswerKeyInWorkspace,
+            format!("The shared source '{}' would hand {what} to the agent.", entry.source),
+            "Share only files that are no evaluation material; to hand them over all the same, \
+             use --allow answer-key-in-workspace.",
+        ));
+        return;
+    }
+    match found.kind {
+        Kind::File | Kind::Dir => {
+            let origin = Arc::new(Origin {
+                label: format!("the shared entry '{}'", entry.dest),
+                place: entry.place.clone(),
+                field: Some(entry.field.clone()),
+                entry: Some(entry.dest.to_string()),
+                ..Origin::default()
+            });
+            reader.copy(&found, Some(&entry.dest), &origin, &mut common.workspace, diags);
+        }
+        Kind::Special | Kind::Link => diags.push(say(
+            Rule::SpecialFile,
+            format!("The shared source '{}' is no file and no directory.", entry.source),
+            "Name a regular file or a directory.",
+        )),
+    }
+}
+
+impl Common<'_> {
+    /// What a shared source at `place` would give away: it is or contains, or lies in, a guarded
+    /// place. Files directly in the dataset directory are not evaluation material; what is inside
+    /// a case directory is.
+    fn guards_shared(&self, place: &Path) -> Option<&'static str> {
+        for guarded in &self.guarded {
+            if guarded.path.starts_with(place) {
+                return Some(guarded.what);
+            }
+            if guarded.path != self.case_dirs && place.starts_with(&guarded.path) {
+                return Some(guarded.what);
+            }
+        }
+        let below = place.strip_prefix(&self.case_dirs).ok()?;
+        // A directory directly below the dataset directory is a case; a file there is not.
+        let inside_case = below.components().count() > 1 || place.is_dir();
+        inside_case.then_some("the files of a case")
+    }
+
+    /// Whether an own entry that resolved to `place` is evaluation material.
+    fn guards_own(&self, place: &Path) -> Option<&'static str> {
+        self.guarded
+            .iter()
+            .filter(|guarded| guarded.path != self.case_dirs)
+            .find(|guarded| place.starts_with(&guarded.path) || guarded.path.starts_with(place))
+            .map(|guarded| guarded.what)
+    }
+}
+
+/// The trees of `case`. `None` when one of the findings is an error.
+pub fn case(
+    dataset: &Dataset,
+    common: &Common<'_>,
+    case: &Case,
+    diags: &mut Diagnostics,
+) -> Option<Views> {
+    let before = diags.count(Severity::Error);
+    let roots = &dataset.sources.roots;
+    let mut reader = Reader::new(roots, KEEP_BYTES, KEEP_SHARED_BYTES);
+    let mut workspace = Collected::new(roots);
+    let mut evaluation = Collected::new(roots);
+    let mut task = Collected::new(roots);
+    for listed in &case.material.listed {
+        own(dataset, common, case, listed, &mut reader, &mut workspace, diags);
+    }
+    for (view, path, bytes) in &case.material.generated {
+        let into = match view {
+            View::Workspace => &mut workspace,
+            View::Evaluation => &mut evaluation,
+            View::Task => &mut task,
+        };
+        let item = generated_item(path, FileMode::Regular, Arc::clone(bytes), Some(&case.id));
+        into.add(path.clone(), item, diags);
+    }
+    workspace.merge(&common.workspace, &case.id, diags);
+    let material = &case.material;
+    match material.rest {
+        Rest::Evaluation => {
+            reader.rest(case, &mut evaluation, diags);
+            evaluation.merge(&common.evaluation, &case.id, diags);
+        }
+        Rest::HarborTask => reader.harbor_task(case, &mut workspace, &mut task, diags),
+        Rest::Ignored => {}
+    }
+    workspace.check_names(&case.id, diags);
+    evaluation.check_names(&case.id, diags);
+    if diags.count(Severity::Error) > before {
+        return None;
+    }
+    Some(Views { workspace: workspace.finish(), evaluation: evaluation.finish(), task: task.finish() })
+}
+
+/// One string entry (policy 9; the table of seed 000).
+fn own(
+    dataset: &Dataset,
+    common: &Common<'_>,
+    case: &Case,
+    listed: &Listed,
+    reader: &mut Reader<'_>,
+    workspace: &mut Collected<'_>,
+    diags: &mut Diagnostics,
+) {
+    let entry = if listed.source.is_empty() { "." } else { &listed.source };
+    let say = |rule: Rule, message: String, help: &str| {
+        let finding = Diagnostic::new(rule, message)
+            .help(help)
+            .at_place(listed.place.as_ref())
+            .entry(entry)
+            .case(&case.id);
+        if listed.field.is_empty() { finding } else { finding.field(listed.field.clone()) }
+    };
+    let roots = &dataset.sources.roots;
+    let material = &case.material;
+    let source = clean(&listed.source);
+    let found = if source.is_empty() {
+        Resolved {
+            root: material.root,
+            path: material.dir.clone(),
+            kind: Kind::Dir,
+            through_link: false,
+            last_was_link: false,
+        }
+    } else {
+        match roots.resolve(material.root, material.dir.as_ref(), &source) {
+            Ok(found) => found,
+            Err(ResolveError::Missing) => {
+                if listed.by_user {
+                    diags.push(say(
+                        Rule::WorkspaceFileMissing,
+                        format!("The listed file '{entry}' is not in the case."),
+                        "Add it to each case, or remove the entry; if a before_each hook stages \
+                         it, nothing has to be done for local runs, but packages will lack it.",
+                    ));
+                }
+                return;
+            }
+            Err(ResolveError::Outside) => {
+                diags.push(outside(&say, listed, entry));
+                return;
+            }
+            Err(error @ (ResolveError::Dangling | ResolveError::Loop)) => {
+                let mut finding = say(
+                    Rule::SymlinkDangling,
+                    format!("The link '{entry}' is skipped: {error}."),
+                    "Remove or mend the link.",
+                );
+                if !listed.by_user {
+                    finding = finding.severity(Severity::Error);
+                }
+                diags.push(finding);
+                return;
+            }
+            Err(error) => {
+                diags.push(say(
+                    Rule::FileUnreadable,
+                    format!("'{entry}' can not be read: {error}."),
+                    "Make it readable, or remove the entry.",
+                ));
+                return;
+            }
+        }
+    };
+    if found.last_was_link && found.kind == Kind::Dir {
+        diags.push(say(
+            Rule::SymlinkDirectory,
+            format!("The link '{entry}' is skipped: it leads to a directory."),
+            "List the directory itself, or use a shared {dest, source} entry.",
+        ));
+        return;
+    }
+    let place = absolute(roots, found.root, found.path.as_ref());
+    let case_dir = absolute(roots, material.root, material.dir.as_ref());
+    if found.through_link && place.starts_with(&common.case_dirs) && !place.starts_with(&case_dir) {
+        diags.push(outside(&say, listed, entry));
+        return;
+    }
+    if !diags.allows(Rule::AnswerKeyInWorkspace) {
+        let what = if case_dir.starts_with(&place) {
+            Some("the whole case directory")
+        } else if place == case_dir.join("annotations.yaml") {
+            Some("the annotations")
+        } else {
+            common.guards_own(&place)
+        };
+        if let Some(what) = what {
+            diags.push(say(
+                Rule::AnswerKeyInWorkspace,
+                format!("The entry '{entry}' would hand {what} to the agent."),
+                "List only the files that the agent needs; to hand this over all the same, use \
+                 --allow answer-key-in-workspace.",
+            ));
+            return;
+        }
+    }
+    let dest = match &listed.dest {
+        Some(dest) => Some(dest.clone()),
+        None if source.is_empty() => None,
+        None => match TreePath::new(&source) {
+            Ok(dest) => Some(dest),
+            Err(error) => {
+                diags.push(say(
+                    Rule::PathTooLong,
+                    format!("The entry '{entry}' can not be carried: {error}."),
+                    "Shorten the path.",
+                ));
+                return;
+            }
+        },
+    };
+    let origin = Arc::new(Origin {
+        label: format!("the entry '{entry}'"),
+        place: listed.place.clone(),
+        field: (!listed.field.is_empty()).then(|| listed.field.clone()),
+        entry: Some(entry.to_owned()),
+        case: Some(case.id.clone()),
+        rest: false,
+    });
+    match found.kind {
+        Kind::File | Kind::Dir => reader.copy(&found, dest.as_ref(), &origin, workspace, diags),
+        Kind::Special | Kind::Link => diags.push(say(
+            Rule::SpecialFile,
+            format!("'{entry}' is skipped: it is no file and no directory."),
+            "Remove it from the case.",
+        )),
+    }
+}
+
+/// A listed thing that leads out: a warning, but an error where it is the input itself.
+fn outside(
+    say: &dyn Fn(Rule, String, &str) -> Diagnostic,
+    listed: &Listed,
+    entry: &str,
+) -> Diagnostic {
+    let finding = say(
+        Rule::SymlinkOutsideRoots,
+        format!(
+            "'{entry}' is skipped: it leads out of the case, to a place that is not in the \
+             project or a plugin directory, or into a sibling case."
+        ),
+        "Copy the file into the case, or use a shared {dest, source} entry.",
+    );
+    if listed.by_user { finding } else { finding.severity(Severity::Error) }
+}
+
+/// `src///` and `./docs/./a.md` as paths of a tree; `..` was refused when the config was read.
+fn clean(source: &str) -> String {
+    let parts: Vec<&str> =
+        source.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    parts.join("/")
+}
+
+/// The one workspace that all cases of a batch share (policy 16): shared and generated entries and
+/// the given `batch.yaml`.
+pub fn batch(dataset: &Dataset, common: &Common<'_>, batch_yaml: Vec<u8>) -> Tree {
+    let mut workspace = common.workspace.clone();
+    if let Ok(path) = TreePath::new("batch.yaml") {
+        let item = generated_item(&path, FileMode::Regular, batch_yaml.into(), None);
+        // `batch.yaml` is a reserved name: nothing can stand there.
+        workspace.add(path, item, &mut Diagnostics::default());
+    }
+    debug_assert_eq!(dataset.mode, Mode::Batch);
+    workspace.finish()
+}
+
+/// A file that casepack makes.
+fn generated_item(
+    path: &TreePath,
+    mode: FileMode,
+    bytes: Arc<[u8]>,
+    case: Option<&CaseId>,
+) -> Item {
+    let mut origin = Origin::generated(format!("the generated file '{path}'"));
+    origin.case = case.cloned();
+    Item { mode, content: Content::bytes(bytes), source: None, origin: Arc::new(origin) }
+}
+
+/// Where a resolved place is, for comparing places of overlapping roots; never for opening. A root
+/// that does not exist is taken as the whole disk, which every check refuses.
+fn absolute(roots: &Roots, root: usize, path: Option<&TreePath>) -> PathBuf {
+    roots.absolute(root, path).unwrap_or_else(|| PathBuf::from("/"))
 }

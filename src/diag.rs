@@ -264,6 +264,13 @@ impl Diagnostics {
         }
     }
 
+    /// Adds all of `other`, as findings about `case`.
+    pub fn append_for(&mut self, other: Self, case: &CaseId) {
+        for diagnostic in other.items {
+            self.push(diagnostic.case(case));
+        }
+    }
+
     /// All findings, in the order in which they were told first.
     pub fn iter(&self) -> impl Iterator<Item = &Diagnostic> {
         self.items.iter()

@@ -316,7 +316,7 @@ rules! {
         "The agent would work in the project itself, which a package does not hold."
         "Use it with the local harness only, or list the files in workspace.files and drop workspace_mode."
         "runner: {workspace_mode: repo}"
-    ReservedDest "reserved-dest" Error false
+    ReservedDest "reserved-dest" Warning true
         "A shared dest has a reserved name."
         "It belongs to the case itself or to a generated file and would replace it."
         "Choose another dest."

@@ -1,0 +1,406 @@
+//! One output directory: places trees under their names, whole, and remembers what it placed.
+//!
+//! State lies in `OUT/.casepack/`: the record of each target, a journal of what is being placed
+//! (so that a killed build knows its own work again), the lock, and staging directories.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+use crate::dataset::Dataset;
+use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::digest::Digest;
+use crate::fs::{Root, StagedDir, remove_tree, sweep_stale, write_atomic};
+use crate::path::{CaseId, TreePath};
+use crate::tree::{MaterialiseError, Tree, Written, materialise};
+
+/// Where state lies in an output directory.
+const STATE: &str = ".casepack";
+/// The record's schema; another one is not trusted.
+const SCHEMA: &str = "casepack.record.v1";
+
+/// What became of one tree.
+#[derive(Debug)]
+pub(super) enum Placed {
+    /// The same tree is there already.
+    Unchanged,
+    /// It was written.
+    Written(Written),
+    /// Something else is there, and casepack may not replace it.
+    NotOurs,
+    /// A file changed between hashing and copying; nothing was placed.
+    SourceChanged(TreePath),
+}
+
+impl Placed {
+    /// Files and bytes written.
+    pub(super) fn stats(&self) -> Written {
+        match self {
+            Self::Written(stats) => *stats,
+            _ => Written::default(),
+        }
+    }
+}
+
+/// What casepack knows of one output.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Known {
+    case: String,
+    /// The tree's digest.
+    tree: String,
+    /// Harbor: the package's name and digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<(String, String)>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Record {
+    schema: String,
+    outputs: BTreeMap<String, Known>,
+}
+
+/// The directory of one target.
+pub(super) struct Output {
+    /// `OUT/<target>`.
+    dir: PathBuf,
+    state: PathBuf,
+    target: &'static str,
+    record: Mutex<Record>,
+    /// Trees that a build announced to be placed, by name: of this run and of killed ones.
+    announced: Mutex<BTreeMap<String, BTreeSet<String>>>,
+    journal: Mutex<File>,
+}
+
+fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Error + 'a {
+    move |source| Error { doing, path: path.to_owned(), source }
+}
+
+/// Makes the output directory and its state directory; its canonical path.
+pub(super) fn create(out: &Path) -> Result<PathBuf, Error> {
+    let state = out.join(STATE);
+    fs::create_dir_all(&state).map_err(failed("can not create", &state))?;
+    out.canonicalize().map_err(failed("can not open", out))
+}
+
+/// Takes the lock of the output directory; waits for another build that has it. Released when the
+/// file is dropped, and by the system when the process dies.
+pub(super) fn lock(out: &Path) -> Result<File, Error> {
+    let path = out.join(STATE).join("lock");
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(failed("can not open", &path))?;
+    file.lock().map_err(failed("can not lock", &path))?;
+    // For people who wonder who holds it.
+    let _ = file.set_len(0);
+    let _ = writeln!(file, "{}", std::process::id());
+    Ok(file)
+}
+
+impl Output {
+    /// Opens `out/<target>`; a damaged or foreign record is told and not trusted.
+    pub(super) fn open(
+        out: &Path,
+        target: &'static str,
+        diags: &mut Diagnostics,
+    ) -> Result<Self, Error> {
+        let dir = out.join(target);
+        let state = out.join(STATE);
+        fs::create_dir_all(&dir).map_err(failed("can not create", &dir))?;
+        let staging = state.join("tmp");
+        fs::create_dir_all(&staging).map_err(failed("can not create", &staging))?;
+        sweep_stale(&staging).map_err(|error| Error {
+            doing: "can not remove what a killed build left in",
+            path: error.path,
+            source: error.source,
+        })?;
+        let path = state.join(format!("{target}.json"));
+        let record = match fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice::<Record>(&bytes) {
+                Ok(record) if record.schema == SCHEMA => record,
+                _ => {
+                    diags.push(
+                        Diagnostic::new(
+                            Rule::RecordDamaged,
+                            format!("{} is no record of this version.", path.display()),
+                        )
+                        .help(
+                            "Nothing is lost: outputs that are up to date are recognised by their \
+                             content; others are replaced with --force.",
+                        ),
+                    );
+                    Record::default()
+                }
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => Record::default(),
+            Err(error) => return Err(failed("can not read", &path)(error)),
+        };
+        let path = state.join(format!("{target}.journal"));
+        let mut announced: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                for line in text.lines() {
+                    // The last line may be cut by a kill: then nothing was placed for it.
+                    if let Ok((name, tree)) = serde_json::from_str::<(String, String)>(line) {
+                        announced.entry(name).or_default().insert(tree);
+                    }
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::InvalidData => {}
+            Err(error) => return Err(failed("can not read", &path)(error)),
+        }
+        let mut journal = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .map_err(failed("can not open", &path))?;
+        // Ends a line that a kill cut.
+        journal.write_all(b"\n").map_err(failed("can not write", &path))?;
+        Ok(Self {
+            dir,
+            state,
+            target,
+            record: Mutex::new(record),
+            announced: Mutex::new(announced),
+            journal: Mutex::new(journal),
+        })
+    }
+
+    /// The path of an output, for messages.
+    pub(super) fn shown(&self, place: &TreePath) -> String {
+        self.dir.join(place.as_str()).display().to_string()
+    }
+
+    /// Puts `tree` under the name `place`, by a rename of a staged directory.
+    pub(super) fn place(
+        &self,
+        place: &TreePath,
+        case: &CaseId,
+        tree: &Tree,
+        force: bool,
+    ) -> Result<Placed, Error> {
+        let want = tree.id().to_string();
+        let path = self.dir.join(place.as_str());
+        match path.symlink_metadata() {
+            Ok(_) => {
+                let have = existing(&path);
+                if have.as_deref() == Some(&want) {
+                    self.remember(place, case, want);
+                    return Ok(Placed::Unchanged);
+                }
+                if !force && !have.is_some_and(|have| self.owns(place, &have)) {
+                    return Ok(Placed::NotOurs);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed("can not look at", &path)(error)),
+        }
+        let staging = self.state.join("tmp");
+        let staged = StagedDir::new(&staging).map_err(|error| Error {
+            doing: "can not create",
+            path: error.path,
+            source: error.source,
+        })?;
+        let stats = match materialise(tree, staged.path()) {
+            Ok(stats) => stats,
+            Err(MaterialiseError::Changed { path }) => return Ok(Placed::SourceChanged(path)),
+            Err(error) => {
+                let (path, source) = error.into_io(staged.path());
+                return Err(Error { doing: "can not write", path, source });
+            }
+        };
+        self.announce(place, &want)?;
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(failed("can not create", parent))?;
+        }
+        staged.commit(&path).map_err(|error| Error {
+            doing: "can not put in place",
+            path: error.path,
+            source: error.source,
+        })?;
+        self.remember(place, case, want);
+        Ok(Placed::Written(stats))
+    }
+
+    /// Whether casepack wrote the tree `have` at `place`, in this run or an earlier one.
+    fn owns(&self, place: &TreePath, have: &str) -> bool {
+        let recorded = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let recorded = recorded.outputs.get(place.as_str()).is_some_and(|known| known.tree == have);
+        let announced = self.announced.lock().unwrap_or_else(PoisonError::into_inner);
+        recorded || announced.get(place.as_str()).is_some_and(|trees| trees.contains(have))
+    }
+
+    /// Writes down, before it happens, that `tree` will be at `place`: one line in one write.
+    fn announce(&self, place: &TreePath, tree: &str) -> Result<(), Error> {
+        let mut line = serde_json::json!([place.as_str(), tree]).to_string();
+        line.push('\n');
+        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        journal
+            .write_all(line.as_bytes())
+            .map_err(failed("can not write the journal in", &self.state))
+    }
+
+    fn remember(&self, place: &TreePath, case: &CaseId, tree: String) {
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = record.outputs.entry(place.as_str().to_owned()).or_insert_with(|| Known {
+            case: case.as_str().to_owned(),
+            tree: String::new(),
+            task: None,
+        });
+        case.as_str().clone_into(&mut known.case);
+        known.tree = tree;
+    }
+
+    /// Harbor: notes the packages' names and digests.
+    pub(super) fn record_tasks(&mut self, tasks: &[(CaseId, String, Digest)]) {
+        let by_case: BTreeMap<&str, (&String, &Digest)> =
+            tasks.iter().map(|(case, task, digest)| (case.as_str(), (task, digest))).collect();
+        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for known in record.outputs.values_mut() {
+            if let Some((task, digest)) = by_case.get(known.case.as_str()) {
+                known.task = Some(((*task).clone(), digest.to_string()));
+            }
+        }
+    }
+
+    /// Harbor: every package of a case that the dataset still has, also of cases that this build
+    /// did not select, sorted by name.
+    pub(super) fn tasks(&mut self, dataset: &Dataset) -> Vec<(String, Digest)> {
+        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks: Vec<(String, Digest)> = record
+            .outputs
+            .iter()
+            .filter(|(name, known)| has(dataset, &known.case) && self.dir.join(name).is_dir())
+            .filter_map(|(_, known)| {
+                let (task, digest) = known.task.as_ref()?;
+                Some((task.clone(), digest.parse().ok()?))
+            })
+            .collect();
+        tasks.sort();
+        tasks
+    }
+
+    /// Writes a file beside the outputs.
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        let path = self.dir.join(name);
+        if fs::read(&path).is_ok_and(|there| there == bytes) {
+            return Ok(());
+        }
+        write_atomic(&path, bytes).map_err(|error| Error {
+            doing: "can not write",
+            path: error.path,
+            source: error.source,
+        })
+    }
+
+    /// Removes outputs of cases that are gone and that are as casepack wrote them; names others.
+    pub(super) fn remove_gone(
+        &mut self,
+        dataset: &Dataset,
+        diags: &mut Diagnostics,
+    ) -> Result<Vec<String>, Error> {
+        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<String> = record
+            .outputs
+            .iter()
+            .filter(|(name, known)| *name != "_batch" && !has(dataset, &known.case))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let mut removed = Vec::new();
+        for name in gone {
+            let path = self.dir.join(&name);
+            let tree = record.outputs.get(&name).map(|known| known.tree.clone());
+            if path.symlink_metadata().is_err() {
+                record.outputs.remove(&name);
+            } else if existing(&path) == tree {
+                // Renamed away first, so that a kill leaves no half package under its name.
+                let staging = self.state.join("tmp");
+                let grave = StagedDir::new(&staging).map_err(|error| Error {
+                    doing: "can not create",
+                    path: error.path,
+                    source: error.source,
+                })?;
+                let inside = grave.path().join("gone");
+                fs::rename(&path, &inside).map_err(failed("can not remove", &path))?;
+                drop(grave);
+                record.outputs.remove(&name);
+                removed.push(name);
+            } else {
+                diags.push(
+                    Diagnostic::new(
+                        Rule::OutputLeftBehind,
+                        format!(
+                            "{} belongs to a case that is gone, but was changed since casepack \
+                             wrote it; it is left.",
+                            path.display()
+                        ),
+                    )
+                    .help("Remove it if it is not needed."),
+                );
+            }
+        }
+        let known: BTreeSet<&str> = record
+            .outputs
+            .keys()
+            .map(|name| name.split('/').next().unwrap_or(name))
+            .chain(["dataset.toml", "eval.yaml"])
+            .collect();
+        let mut foreign: Vec<String> = fs::read_dir(&self.dir)
+            .map_err(failed("can not list", &self.dir))?
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+            .filter(|name| !known.contains(name.as_str()))
+            .collect();
+        foreign.sort();
+        for name in foreign {
+            diags.push(
+                Diagnostic::new(
+                    Rule::OutputLeftBehind,
+                    format!("{} is nothing that this build made.", self.dir.join(name).display()),
+                )
+                .help("Remove it if it is not needed; Harbor would run a package that lies there."),
+            );
+        }
+        Ok(removed)
+    }
+
+    /// Writes the record; the journal has done its work.
+    pub(super) fn finish(self) -> Result<(), Error> {
+        let mut record = self.record.into_inner().unwrap_or_else(PoisonError::into_inner);
+        SCHEMA.clone_into(&mut record.schema);
+        let path = self.state.join(format!("{}.json", self.target));
+        let mut text = serde_json::to_vec(&record)
+            .map_err(|error| failed("can not write", &path)(error.into()))?;
+        text.push(b'\n');
+        if !fs::read(&path).is_ok_and(|there| there == text) {
+            write_atomic(&path, &text).map_err(|error| Error {
+                doing: "can not write",
+                path: error.path,
+                source: error.source,
+            })?;
+        }
+        let journal = self.state.join(format!("{}.journal", self.target));
+        fs::remove_file(&journal).map_err(failed("can not remove", &journal))
+    }
+}
+
+fn has(dataset: &Dataset, case: &str) -> bool {
+    dataset.cases.binary_search_by(|id| id.as_str().cmp(case)).is_ok()
+}
+
+/// The digest of the tree that is at `path`; `None` when it is no directory of regular files.
+fn existing(path: &Path) -> Option<String> {
+    if !path.symlink_metadata().ok()?.is_dir() {
+        return None;
+    }
+    let root = Arc::new(Root::open(path).ok()?);
+    Tree::from_dir(&root, None, 0).ok().map(|tree| tree.id().to_string())
+}
