@@ -89,7 +89,10 @@ pub fn prepare<'a>(
             what: "evaluation material",
         })
         .collect();
-    guarded.push(Guarded { path: dataset_dir.clone(), what: "the dataset directory" });
+    guarded.push(Guarded {
+        path: dataset_dir.clone(),
+        what: "the dataset directory",
+    });
     let mut common = Common {
         workspace: Collected::new(roots),
         evaluation: Collected::new(roots),
@@ -115,14 +118,21 @@ pub fn prepare<'a>(
         reader.copy(&found, Some(&dest), &origin, &mut common.workspace, diags);
     }
     for (path, mode, bytes) in generated::entries(&dataset.interception, roots, diags) {
-        common.workspace.add(path.clone(), generated_item(&path, mode, bytes, None), diags);
+        common.workspace.add(
+            path.clone(),
+            generated_item(&path, mode, bytes, None),
+            diags,
+        );
     }
     for file in &dataset.judge_files {
         // Proof: a constant of valid components, joined with a valid path.
-        let Ok(prefix) = TreePath::new(JUDGE_FILES) else { continue };
+        let Ok(prefix) = TreePath::new(JUDGE_FILES) else {
+            continue;
+        };
         let origin = Arc::new(Origin::generated(format!("the judge file '{}'", file.dest)));
-        let Ok(Some((kind, _))) =
-            roots.get(file.root).map_or(Ok(None), |root| root.stat(&file.path))
+        let Ok(Some((kind, _))) = roots
+            .get(file.root)
+            .map_or(Ok(None), |root| root.stat(&file.path))
         else {
             continue;
         };
@@ -133,7 +143,13 @@ pub fn prepare<'a>(
             through_link: false,
             last_was_link: false,
         };
-        reader.copy(&found, Some(&prefix.join(&file.dest)), &origin, &mut common.evaluation, diags);
+        reader.copy(
+            &found,
+            Some(&prefix.join(&file.dest)),
+            &origin,
+            &mut common.evaluation,
+            diags,
+        );
     }
     (diags.count(Severity::Error) == before).then_some(common)
 }
@@ -156,17 +172,15 @@ fn shared(
     };
     let first = fold(entry.dest.first());
     if RESERVED.contains(&first.as_str()) {
-        diags.push(
-            say(
-                Rule::ReservedDest,
-                format!(
-                    "The shared dest '{}' is skipped: '{}' is reserved for the case itself.",
-                    entry.dest,
-                    entry.dest.first()
-                ),
-                "Choose a dest that does not start with a reserved name.",
+        diags.push(say(
+            Rule::ReservedDest,
+            format!(
+                "The shared dest '{}' is skipped: '{}' is reserved for the case itself.",
+                entry.dest,
+                entry.dest.first()
             ),
-        );
+            "Choose a dest that does not start with a reserved name.",
+        ));
         return;
     }
     let roots = &dataset.sources.roots;
@@ -212,7 +226,10 @@ fn shared(
     {
         diags.push(say(
             Rule::AnswerKeyInWorkspace,
-            format!("The shared source '{}' would hand {what} to the agent.", entry.source),
+            format!(
+                "The shared source '{}' would hand {what} to the agent.",
+                entry.source
+            ),
             "Share only files that are no evaluation material; to hand them over all the same, \
              use --allow answer-key-in-workspace.",
         ));
@@ -227,11 +244,20 @@ fn shared(
                 entry: Some(entry.dest.to_string()),
                 ..Origin::default()
             });
-            reader.copy(&found, Some(&entry.dest), &origin, &mut common.workspace, diags);
+            reader.copy(
+                &found,
+                Some(&entry.dest),
+                &origin,
+                &mut common.workspace,
+                diags,
+            );
         }
         Kind::Special | Kind::Link => diags.push(say(
             Rule::SpecialFile,
-            format!("The shared source '{}' is no file and no directory.", entry.source),
+            format!(
+                "The shared source '{}' is no file and no directory.",
+                entry.source
+            ),
             "Name a regular file or a directory.",
         )),
     }
@@ -280,7 +306,15 @@ pub fn case(
     let mut evaluation = Collected::new(roots);
     let mut task = Collected::new(roots);
     for listed in &case.material.listed {
-        own(dataset, common, case, listed, &mut reader, &mut workspace, diags);
+        own(
+            dataset,
+            common,
+            case,
+            listed,
+            &mut reader,
+            &mut workspace,
+            diags,
+        );
     }
     for (view, path, bytes) in &case.material.generated {
         let into = match view {
@@ -306,7 +340,11 @@ pub fn case(
     if diags.count(Severity::Error) > before {
         return None;
     }
-    Some(Views { workspace: workspace.finish(), evaluation: evaluation.finish(), task: task.finish() })
+    Some(Views {
+        workspace: workspace.finish(),
+        evaluation: evaluation.finish(),
+        task: task.finish(),
+    })
 }
 
 /// One string entry (policy 9; the table of seed 000).
@@ -319,14 +357,22 @@ fn own(
     workspace: &mut Collected<'_>,
     diags: &mut Diagnostics,
 ) {
-    let entry = if listed.source.is_empty() { "." } else { &listed.source };
+    let entry = if listed.source.is_empty() {
+        "."
+    } else {
+        &listed.source
+    };
     let say = |rule: Rule, message: String, help: &str| {
         let finding = Diagnostic::new(rule, message)
             .help(help)
             .at_place(listed.place.as_ref())
             .entry(entry)
             .case(&case.id);
-        if listed.field.is_empty() { finding } else { finding.field(listed.field.clone()) }
+        if listed.field.is_empty() {
+            finding
+        } else {
+            finding.field(listed.field.clone())
+        }
     };
     let roots = &dataset.sources.roots;
     let material = &case.material;
@@ -458,13 +504,19 @@ fn outside(
         ),
         "Copy the file into the case, or use a shared {dest, source} entry.",
     );
-    if listed.by_user { finding } else { finding.severity(Severity::Error) }
+    if listed.by_user {
+        finding
+    } else {
+        finding.severity(Severity::Error)
+    }
 }
 
 /// `src///` and `./docs/./a.md` as paths of a tree; `..` was refused when the config was read.
 fn clean(source: &str) -> String {
-    let parts: Vec<&str> =
-        source.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let parts: Vec<&str> = source
+        .split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
+        .collect();
     parts.join("/")
 }
 
@@ -490,11 +542,18 @@ fn generated_item(
 ) -> Item {
     let mut origin = Origin::generated(format!("the generated file '{path}'"));
     origin.case = case.cloned();
-    Item { mode, content: Content::bytes(bytes), source: None, origin: Arc::new(origin) }
+    Item {
+        mode,
+        content: Content::bytes(bytes),
+        source: None,
+        origin: Arc::new(origin),
+    }
 }
 
 /// Where a resolved place is, for comparing places of overlapping roots; never for opening. A root
 /// that does not exist is taken as the whole disk, which every check refuses.
 fn absolute(roots: &Roots, root: usize, path: Option<&TreePath>) -> PathBuf {
-    roots.absolute(root, path).unwrap_or_else(|| PathBuf::from("/"))
+    roots
+        .absolute(root, path)
+        .unwrap_or_else(|| PathBuf::from("/"))
 }

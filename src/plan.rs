@@ -8,16 +8,16 @@
 
 mod output;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fs, io};
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use rayon::prelude::*;
 
 use self::output::{Output, Placed};
 use crate::assemble::{self, Common, Views};
-use crate::dataset::{self, Case, Coverage, Dataset, Mode};
+use crate::dataset::{Case, Dataset, Mode};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
@@ -44,13 +44,17 @@ impl Select {
         for glob in globs {
             set.add(Glob::new(glob).map_err(|error| (glob.clone(), error.kind().to_string()))?);
         }
-        let set = set.build().map_err(|error| (globs.join(" "), error.to_string()))?;
+        let set = set
+            .build()
+            .map_err(|error| (globs.join(" "), error.to_string()))?;
         Ok(Self { globs: Some(set) })
     }
 
     /// Whether `case` is one of them.
     pub fn has(&self, case: &CaseId) -> bool {
-        self.globs.as_ref().is_none_or(|globs| globs.is_match(case.as_str()))
+        self.globs
+            .as_ref()
+            .is_none_or(|globs| globs.is_match(case.as_str()))
     }
 }
 
@@ -114,7 +118,6 @@ struct Done {
     diags: Diagnostics,
     placed: Vec<Placed>,
     package: Option<(String, TreePath, Digest)>,
-    coverage: Option<Coverage>,
     failed: bool,
     error: Option<Error>,
     skipped: bool,
@@ -140,7 +143,9 @@ pub fn check(
     diags: &mut Diagnostics,
 ) -> Summary {
     let mut summary = Summary::default();
-    let Some(common) = assemble::prepare(dataset, &[], diags) else { return summary };
+    let Some(common) = assemble::prepare(dataset, &[], diags) else {
+        return summary;
+    };
     let prepared = harbor::prepare(dataset, options, diags);
     let build = Build {
         dataset,
@@ -174,7 +179,13 @@ pub fn build(
 ) -> Result<Summary, Error> {
     let dataset = request.dataset;
     let mut summary = Summary::default();
-    let selected = || dataset.cases.iter().filter(|id| request.select.has(id)).cloned();
+    let selected = || {
+        dataset
+            .cases
+            .iter()
+            .filter(|id| request.select.has(id))
+            .cloned()
+    };
     let out = output::create(request.out)?;
     let lock = output::lock(&out)?;
     let common = assemble::prepare(dataset, std::slice::from_ref(&out), diags);
@@ -199,7 +210,15 @@ pub fn build(
         outputs,
         force: request.force,
     };
-    let all = run(&build, Stage::Build, request.select, request.jobs, request.stop, observer, diags);
+    let all = run(
+        &build,
+        Stage::Build,
+        request.select,
+        request.jobs,
+        request.stop,
+        observer,
+        diags,
+    );
 
     let mut tasks = Vec::new();
     let mut first_error = None;
@@ -224,7 +243,9 @@ pub fn build(
         summary.files += files;
         summary.bytes += bytes;
         if let Some((task, place, digest)) = done.package {
-            summary.packages.push((id.clone(), out.join("harbor").join(place.as_str())));
+            summary
+                .packages
+                .push((id.clone(), out.join("harbor").join(place.as_str())));
             tasks.push((id.clone(), task, digest));
         }
         if written {
@@ -236,9 +257,6 @@ pub fn build(
     if let Some(error) = first_error {
         return Err(error);
     }
-    if dataset.mode == Mode::Batch && request.targets.contains(&Target::Workspace) {
-        batch(&build, request, diags, &mut summary)?;
-    }
     for (target, output) in build.outputs {
         let Some(mut output) = output else { continue };
         if target == Target::Harbor {
@@ -248,14 +266,20 @@ pub fn build(
             output.write("dataset.toml", text.as_bytes())?;
         }
         if target == Target::EvalHub {
-            evalhub::announce(dataset, diags);
-            if let Some(text) = evalhub::config(dataset) {
-                output.write("eval.yaml", &text)?;
-            }
+            let config = &dataset.sources.config;
+            let text = fs::read(config).map_err(|source| Error {
+                doing: "can not read",
+                path: config.clone(),
+                source,
+            })?;
+            output.write("eval.yaml", &text)?;
         }
         if !summary.interrupted {
             let gone = output.remove_gone(dataset, diags)?;
-            summary.removed.extend(gone.into_iter().map(|name| format!("{}/{name}", target.name())));
+            summary.removed.extend(
+                gone.into_iter()
+                    .map(|name| format!("{}/{name}", target.name())),
+            );
         }
         output.finish()?;
     }
@@ -274,14 +298,28 @@ fn run(
     observer: &dyn Observer,
     diags: &mut Diagnostics,
 ) -> Vec<(CaseId, Done)> {
-    let ids: Vec<&CaseId> = build.dataset.cases.iter().filter(|id| select.has(id)).collect();
-    observer.on(Event::StageStarted { stage, total: ids.len() });
+    let ids: Vec<&CaseId> = build
+        .dataset
+        .cases
+        .iter()
+        .filter(|id| select.has(id))
+        .collect();
+    observer.on(Event::StageStarted {
+        stage,
+        total: ids.len(),
+    });
     let empty = diags.fork();
     let one = |id: &&CaseId| {
         if stop.load(Ordering::Relaxed) {
-            return Done { skipped: true, ..Done::default() };
+            return Done {
+                skipped: true,
+                ..Done::default()
+            };
         }
-        let mut done = Done { diags: empty.fork(), ..Done::default() };
+        let mut done = Done {
+            diags: empty.fork(),
+            ..Done::default()
+        };
         build.case(id, &mut done);
         done.failed |= done.error.is_some();
         if done.failed {
@@ -293,25 +331,24 @@ fn run(
                 let stats = placed.stats();
                 (files + stats.files, bytes + stats.bytes)
             });
-            observer.on(Event::CaseBuilt { case: id, files, bytes });
+            observer.on(Event::CaseBuilt {
+                case: id,
+                files,
+                bytes,
+            });
         }
         done
     };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(jobs.max(1)).build();
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(jobs.max(1))
+        .build();
     let mut all: Vec<Done> = match pool {
         Ok(pool) => pool.install(|| ids.par_iter().map(one).collect()),
         // No threads to be had: do it here.
         Err(_) => ids.iter().map(one).collect(),
     };
-    let mut coverage = Coverage::default();
     for done in &mut all {
         diags.append(std::mem::take(&mut done.diags));
-        if let Some(seen) = done.coverage.take() {
-            coverage.merge(seen);
-        }
-    }
-    if select.globs.is_none() && !all.iter().any(|done| done.skipped || done.failed) {
-        coverage.finish(build.dataset, diags);
     }
     observer.on(Event::StageFinished { stage });
     ids.into_iter().cloned().zip(all).collect()
@@ -324,14 +361,13 @@ impl Build<'_> {
             done.failed = true;
             return;
         };
-        let mut coverage = Coverage::default();
-        coverage.observe(&case);
-        done.coverage = Some(coverage);
         let mut trees: Vec<(usize, TreePath, Tree)> = Vec::new();
         for (at, (target, _)) in self.outputs.iter().enumerate() {
             match target {
                 Target::Harbor => {
-                    let Some((prepared, options)) = &self.harbor else { continue };
+                    let Some((prepared, options)) = &self.harbor else {
+                        continue;
+                    };
                     let package = harbor::package(
                         self.dataset,
                         &case,
@@ -369,13 +405,16 @@ impl Build<'_> {
                 Target::EvalHub => {
                     // Proof: a constant of one valid component.
                     if let Ok(cases) = TreePath::new("cases") {
-                        trees.push((at, cases.join(&id.to_path()), evalhub::case(&views)));
+                        let tree = evalhub::case(id, &views, &mut done.diags);
+                        trees.push((at, cases.join(&id.to_path()), tree));
                     }
                 }
             }
         }
         for (at, place, tree) in trees {
-            let Some((_, Some(output))) = self.outputs.get(at) else { continue };
+            let Some((_, Some(output))) = self.outputs.get(at) else {
+                continue;
+            };
             match output.place(&place, id, &tree, self.force) {
                 Ok(Placed::NotOurs) => {
                     done.diags.push(
@@ -395,11 +434,11 @@ impl Build<'_> {
                     );
                     done.failed = true;
                 }
-                Ok(Placed::SourceChanged(name)) => {
+                Ok(Placed::SourceFailed(name, why)) => {
                     done.diags.push(
                         Diagnostic::new(
                             Rule::FileChanged,
-                            format!("The source of '{name}' changed while the case was built."),
+                            format!("The source of '{name}' can not be used: {why}."),
                         )
                         .help("Run the command again when nothing else writes there.")
                         .case(id),
@@ -422,40 +461,4 @@ impl Build<'_> {
         let views = assemble::case(self.dataset, &self.common, &case, diags)?;
         Some((case, views))
     }
-}
-
-/// `dist/workspace/_batch`: the one workspace that all cases share.
-fn batch(
-    build: &Build<'_>,
-    request: &Request<'_>,
-    diags: &mut Diagnostics,
-    summary: &mut Summary,
-) -> Result<(), Error> {
-    let ids: Vec<&CaseId> =
-        build.dataset.cases.iter().filter(|id| request.select.has(id)).collect();
-    let text = dataset::batch_yaml(build.dataset, &ids, diags);
-    let tree = assemble::batch(build.dataset, &build.common, text.into_bytes());
-    let (Ok(name), Ok(id)) = (TreePath::new("_batch"), CaseId::new("_batch")) else {
-        return Ok(());
-    };
-    for (target, output) in &build.outputs {
-        let Some(output) = output.as_ref().filter(|_| *target == Target::Workspace) else {
-            continue;
-        };
-        match output.place(&name, &id, &tree, request.force)? {
-            Placed::Written(stats) => {
-                summary.files += stats.files;
-                summary.bytes += stats.bytes;
-            }
-            Placed::NotOurs => diags.push(
-                Diagnostic::new(
-                    Rule::OutputNotOurs,
-                    format!("{} was changed since casepack wrote it.", output.shown(&name)),
-                )
-                .help("Move it away, or replace it with --force."),
-            ),
-            Placed::SourceChanged(_) | Placed::Unchanged => {}
-        }
-    }
-    Ok(())
 }

@@ -3,6 +3,7 @@
 //! Owns what an output holds. Refuses to know disk and network.
 //! Invariant: an output is a function of the case, its views and the options, and of nothing else.
 
+pub mod evalhub;
 pub mod harbor;
 
 /// What a dataset is compiled to.
@@ -12,17 +13,20 @@ pub enum Target {
     Workspace,
     /// Harbor task packages.
     Harbor,
+    /// The plain tree that EvalHub's stock adapters read.
+    EvalHub,
 }
 
 impl Target {
     /// Every target, in the order in which they are built.
-    pub const ALL: &'static [Self] = &[Self::Workspace, Self::Harbor];
+    pub const ALL: &'static [Self] = &[Self::Workspace, Self::Harbor, Self::EvalHub];
 
     /// The name, as `--target` takes it and the output directory is called (cli.md, "Fixed names").
     pub fn name(self) -> &'static str {
         match self {
             Self::Workspace => "workspace",
             Self::Harbor => "harbor",
+            Self::EvalHub => "evalhub",
         }
     }
 

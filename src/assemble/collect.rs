@@ -29,7 +29,10 @@ pub(super) struct Origin {
 impl Origin {
     /// Casepack itself.
     pub(super) fn generated(label: String) -> Self {
-        Self { label, ..Self::default() }
+        Self {
+            label,
+            ..Self::default()
+        }
     }
 
     /// A finding about it.
@@ -62,7 +65,10 @@ pub(super) struct Collected<'a> {
 impl<'a> Collected<'a> {
     /// No files.
     pub(super) fn new(roots: &'a Roots) -> Self {
-        Self { roots, items: BTreeMap::new() }
+        Self {
+            roots,
+            items: BTreeMap::new(),
+        }
     }
 
     /// Adds a file, or tells what is in its way. The first one stays.
@@ -71,10 +77,15 @@ impl<'a> Collected<'a> {
             self.items.entry(path).or_insert(item);
             return;
         };
-        let Some(there) = self.items.get(&at) else { return };
+        let Some(there) = self.items.get(&at) else {
+            return;
+        };
         let (old, new) = (&there.origin, &item.origin);
         let message = if at == path {
-            format!("'{path}' is claimed twice: by {} and by {}.", old.label, new.label)
+            format!(
+                "'{path}' is claimed twice: by {} and by {}.",
+                old.label, new.label
+            )
         } else {
             format!(
                 "'{path}' of {} needs a directory where '{at}' of {} is a file, or the other way \
@@ -83,7 +94,11 @@ impl<'a> Collected<'a> {
             )
         };
         // Point at what the user wrote; of two entries at the later one.
-        let (main, other) = if new.place.is_some() { (new, old) } else { (old, new) };
+        let (main, other) = if new.place.is_some() {
+            (new, old)
+        } else {
+            (old, new)
+        };
         let mut finding = main
             .finding(Rule::PathCollision, message)
             .help("Give one of them another dest, or remove it.")
@@ -114,8 +129,13 @@ impl<'a> Collected<'a> {
         }
         // `path/` sorts right before everything below `path`.
         let below = format!("{path}/");
-        let (next, _) =
-            self.items.range::<str, _>((std::ops::Bound::Excluded(&*below), std::ops::Bound::Unbounded)).next()?;
+        let (next, _) = self
+            .items
+            .range::<str, _>((
+                std::ops::Bound::Excluded(&*below),
+                std::ops::Bound::Unbounded,
+            ))
+            .next()?;
         next.as_str().starts_with(&below).then(|| next.clone())
     }
 
@@ -151,7 +171,10 @@ impl<'a> Collected<'a> {
                 let (rule, what) = if one {
                     (Rule::NameCaseCollision, item.origin.label.clone())
                 } else {
-                    (Rule::PathCollision, format!("{} and {}", origin.label, item.origin.label))
+                    (
+                        Rule::PathCollision,
+                        format!("{} and {}", origin.label, item.origin.label),
+                    )
                 };
                 let finding = item
                     .origin
@@ -163,10 +186,16 @@ impl<'a> Collected<'a> {
                         ),
                     )
                     .help("Rename one of them.")
-                    .related(if one { None } else { origin.place.as_ref() }, "the other one")
+                    .related(
+                        if one { None } else { origin.place.as_ref() },
+                        "the other one",
+                    )
                     .case(case);
-                let severity =
-                    if one || item.origin.rest { Severity::Warning } else { Severity::Error };
+                let severity = if one || item.origin.rest {
+                    Severity::Warning
+                } else {
+                    Severity::Error
+                };
                 diags.push(finding.severity(severity));
                 break;
             }
@@ -187,7 +216,12 @@ impl<'a> Collected<'a> {
 /// How many leading bytes of `b` are whole components that `a` has too.
 fn common_components(a: &str, b: &str) -> usize {
     let mut end = 0;
-    for (at, (x, y)) in a.bytes().chain([b'/']).zip(b.bytes().chain([b'/'])).enumerate() {
+    for (at, (x, y)) in a
+        .bytes()
+        .chain([b'/'])
+        .zip(b.bytes().chain([b'/']))
+        .enumerate()
+    {
         if x != y {
             break;
         }

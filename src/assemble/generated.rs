@@ -20,13 +20,30 @@ const INTERCEPTOR: &str = include_str!("../../templates/intercept.py");
 const HANDLERS_LIMIT: u64 = 1024 * 1024;
 
 /// Tools whose use can be limited by a path in a permission rule; Bash never can
-/// (agent-eval-harness 3.2; bundle_and_tools.json).
-const PATH_TOOLS: &[&str] =
-    &["Read", "Write", "Edit", "MultiEdit", "NotebookEdit", "Glob", "Grep", "LS"];
+/// (agent-eval-harness 3.2; its table of permission rules).
+const PATH_TOOLS: &[&str] = &[
+    "Read",
+    "Write",
+    "Edit",
+    "MultiEdit",
+    "NotebookEdit",
+    "Glob",
+    "Grep",
+    "LS",
+];
 
 /// Tool names that are looked for in the words of a handler's `match`.
-const KNOWN_TOOLS: &[&str] =
-    &["AskUserQuestion", "Bash", "Read", "Write", "Edit", "Glob", "Grep", "Agent", "Skill"];
+const KNOWN_TOOLS: &[&str] = &[
+    "AskUserQuestion",
+    "Bash",
+    "Read",
+    "Write",
+    "Edit",
+    "Glob",
+    "Grep",
+    "Agent",
+    "Skill",
+];
 
 /// The generated files: place, mode, bytes.
 pub(super) fn entries(
@@ -40,7 +57,11 @@ pub(super) fn entries(
         files.push((".claude/settings.json", Mode::Regular, pretty(&settings)));
     }
     if intercepts {
-        files.push(("hooks/tools.py", Mode::Executable, INTERCEPTOR.as_bytes().to_vec()));
+        files.push((
+            "hooks/tools.py",
+            Mode::Executable,
+            INTERCEPTOR.as_bytes().to_vec(),
+        ));
         let handlers = match &interception.handlers_file {
             None => pretty(&handlers(interception)),
             Some((root, path)) => {
@@ -103,8 +124,11 @@ fn settings(interception: &Interception, intercepts: bool) -> Option<Value> {
         settings.insert("permissions".to_owned(), Value::Object(block));
     }
     if intercepts {
-        let mut patterns: Vec<String> =
-            interception.tools.iter().flat_map(|tool| patterns(&tool.matches)).collect();
+        let mut patterns: Vec<String> = interception
+            .tools
+            .iter()
+            .flat_map(|tool| patterns(&tool.matches))
+            .collect();
         if interception.handlers_file.is_some() {
             // The user's own file says which calls it is for; the hook looks there.
             patterns = vec!["*".to_owned()];
@@ -127,7 +151,10 @@ fn settings(interception: &Interception, intercepts: bool) -> Option<Value> {
     }
     let mut settings = Value::Object(settings);
     merge(&mut settings, &interception.settings);
-    settings.as_object().is_some_and(|map| !map.is_empty()).then_some(settings)
+    settings
+        .as_object()
+        .is_some_and(|map| !map.is_empty())
+        .then_some(settings)
 }
 
 /// `b` over `a`: mappings key by key, lists one after the other, anything else replaced
@@ -166,7 +193,11 @@ fn compile(rule: &PermissionRule, deny: bool) -> Vec<String> {
                     }
                 }
             }
-            let place = if path.ends_with('/') { format!("{path}**") } else { path.clone() };
+            let place = if path.ends_with('/') {
+                format!("{path}**")
+            } else {
+                path.clone()
+            };
             tools
                 .iter()
                 .filter(|tool| PATH_TOOLS.contains(tool))
@@ -243,8 +274,12 @@ mod tests {
         let table: Value = serde_json::from_str(&text).unwrap();
         let (mut tools, mut rules) = (0, 0);
         for row in table["tool_patterns"].as_array().unwrap() {
-            let mut want: Vec<&str> =
-                row["patterns"].as_array().unwrap().iter().map(|p| p.as_str().unwrap()).collect();
+            let mut want: Vec<&str> = row["patterns"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|p| p.as_str().unwrap())
+                .collect();
             want.sort_unstable();
             assert_eq!(patterns(row["text"].as_str().unwrap()), want, "{row}");
             tools += 1;
@@ -263,7 +298,10 @@ mod tests {
                             tools: rule["tools"]
                                 .as_array()
                                 .map(|tools| {
-                                    tools.iter().map(|t| t.as_str().unwrap().to_owned()).collect()
+                                    tools
+                                        .iter()
+                                        .map(|t| t.as_str().unwrap().to_owned())
+                                        .collect()
                                 })
                                 .unwrap_or_default(),
                         },

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{absolute, clean};
 use super::collect::{Collected, Item, Origin};
+use super::{absolute, clean};
 use crate::dataset::Case;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::fs::{Found, Kind, ReadError, ResolveError, Resolved, Roots, Walk};
@@ -41,7 +41,9 @@ impl Rules<'_> {
         let litter = match name {
             "__pycache__" => kind == Kind::Dir,
             ".DS_Store" => true,
-            _ => [".pyc", ".swp", ".swo", "~"].iter().any(|ending| name.ends_with(ending)),
+            _ => [".pyc", ".swp", ".swo", "~"]
+                .iter()
+                .any(|ending| name.ends_with(ending)),
         };
         self.litter && litter || self.repository && matches!(name, ".git" | ".harborignore")
     }
@@ -49,7 +51,11 @@ impl Rules<'_> {
 
 impl<'a> Reader<'a> {
     pub(super) fn new(roots: &'a Roots, keep: u64, budget: u64) -> Self {
-        Self { roots, keep, budget }
+        Self {
+            roots,
+            keep,
+            budget,
+        }
     }
 
     /// Copies the file or directory `found` to `dest` (`None`: the top of the view). Links inside
@@ -69,7 +75,12 @@ impl<'a> Reader<'a> {
             }
             return;
         }
-        let rules = Rules { links: false, litter: true, repository: false, skip: &|_| false };
+        let rules = Rules {
+            links: false,
+            litter: true,
+            repository: false,
+            skip: &|_| false,
+        };
         for (root, path, below) in self.walk(found.root, found.path.as_ref(), &rules, origin, diags)
         {
             let place = dest.map_or_else(|| below.clone(), |dest| dest.join(&below));
@@ -81,8 +92,11 @@ impl<'a> Reader<'a> {
     pub(super) fn rest(&mut self, case: &Case, into: &mut Collected<'_>, diags: &mut Diagnostics) {
         let material = &case.material;
         let top = material.dir.as_ref();
-        let listed: Vec<String> =
-            material.listed.iter().map(|listed| clean(&listed.source)).collect();
+        let listed: Vec<String> = material
+            .listed
+            .iter()
+            .map(|listed| clean(&listed.source))
+            .collect();
         let skip = |path: &TreePath| {
             let below = top.map_or_else(|| Some(path.clone()), |top| path.strip_prefix(top));
             below.is_some_and(|below| {
@@ -101,7 +115,12 @@ impl<'a> Reader<'a> {
             rest: true,
             ..Origin::default()
         });
-        let rules = Rules { links: true, litter: true, repository: true, skip: &skip };
+        let rules = Rules {
+            links: true,
+            litter: true,
+            repository: true,
+            skip: &skip,
+        };
         for (root, path, below) in self.walk(material.root, top, &rules, &origin, diags) {
             self.file(root, &path, below, &origin, into, diags);
         }
@@ -123,14 +142,25 @@ impl<'a> Reader<'a> {
             rest: true,
             ..Origin::default()
         });
-        let rules = Rules { links: true, litter: false, repository: false, skip: &|_| false };
+        let rules = Rules {
+            links: true,
+            litter: false,
+            repository: false,
+            skip: &|_| false,
+        };
         let hits = self.walk(material.root, material.dir.as_ref(), &rules, &origin, diags);
         let builds = hits.iter().any(|(_, _, below)| {
-            matches!(below.as_str(), "environment/Dockerfile" | "environment/docker-compose.yaml")
+            matches!(
+                below.as_str(),
+                "environment/Dockerfile" | "environment/docker-compose.yaml"
+            )
         });
         let uploads = case.image.is_some() && !builds;
         for (root, path, below) in hits {
-            let upload = below.as_str().strip_prefix("environment/").filter(|_| uploads);
+            let upload = below
+                .as_str()
+                .strip_prefix("environment/")
+                .filter(|_| uploads);
             match upload.and_then(|inner| TreePath::new(inner).ok()) {
                 Some(inner) => self.file(root, &path, inner, &origin, workspace, diags),
                 None if below.first() == ".git" => {}
@@ -148,7 +178,9 @@ impl<'a> Reader<'a> {
         origin: &Origin,
         diags: &mut Diagnostics,
     ) -> Vec<Hit> {
-        let Some(handle) = self.roots.get(root) else { return Vec::new() };
+        let Some(handle) = self.roots.get(root) else {
+            return Vec::new();
+        };
         let mut files: Vec<Hit> = Vec::new();
         let mut links: Vec<(TreePath, TreePath)> = Vec::new();
         let mut said: Vec<Diagnostic> = Vec::new();
@@ -160,12 +192,21 @@ impl<'a> Reader<'a> {
             |rule: Rule, message: String, help: &str| origin.finding(rule, message).help(help);
         let walked = handle.walk(top, &mut |found: Found<'_>| {
             match found {
-                Found::Unusable { shown, why: Some(why), .. } => said.push(say(
+                Found::Unusable {
+                    shown,
+                    why: Some(why),
+                    ..
+                } => said.push(say(
                     Rule::PathTooLong,
-                    format!("A path in {} can not be carried, {why}: {shown}.", origin.label),
+                    format!(
+                        "A path in {} can not be carried, {why}: {shown}.",
+                        origin.label
+                    ),
                     "Shorten it: a path has at most 4,096 bytes, a name 255.",
                 )),
-                Found::Unusable { shown, why: None, .. } => said.push(say(
+                Found::Unusable {
+                    shown, why: None, ..
+                } => said.push(say(
                     Rule::NonUtf8Name,
                     format!("A name in {} is not UTF-8: {shown}.", origin.label),
                     "Rename the file.",
@@ -174,7 +215,10 @@ impl<'a> Reader<'a> {
                     if let Some(below) = below(&path) {
                         said.push(say(
                             Rule::EmptyDirectory,
-                            format!("The empty directory '{below}' of {} is not carried.", origin.label),
+                            format!(
+                                "The empty directory '{below}' of {} is not carried.",
+                                origin.label
+                            ),
                             "Put a file into it, or declare it in outputs.",
                         ));
                     }
@@ -205,7 +249,10 @@ impl<'a> Reader<'a> {
                         )),
                         Kind::Special => said.push(say(
                             Rule::SpecialFile,
-                            format!("'{below}' of {} is skipped: it is no regular file.", origin.label),
+                            format!(
+                                "'{below}' of {} is skipped: it is no regular file.",
+                                origin.label
+                            ),
                             "Remove it.",
                         )),
                     }
@@ -218,7 +265,11 @@ impl<'a> Reader<'a> {
                 origin
                     .finding(
                         Rule::FileUnreadable,
-                        format!("{} can not be read: {}.", error.path.display(), error.source),
+                        format!(
+                            "{} can not be read: {}.",
+                            error.path.display(),
+                            error.source
+                        ),
                     )
                     .help("Make it readable for the user who runs casepack."),
             );
@@ -257,7 +308,12 @@ impl<'a> Reader<'a> {
             )
         };
         match self.roots.resolve(root, None, path.as_str()) {
-            Ok(Resolved { root: end, path: Some(place), kind: Kind::File, .. }) => {
+            Ok(Resolved {
+                root: end,
+                path: Some(place),
+                kind: Kind::File,
+                ..
+            }) => {
                 let target = absolute(self.roots, end, Some(&place));
                 let home = absolute(self.roots, root, top);
                 let siblings = home.parent().is_some_and(|dir| target.starts_with(dir));
@@ -266,12 +322,18 @@ impl<'a> Reader<'a> {
                 }
                 Ok((end, place))
             }
-            Ok(Resolved { kind: Kind::Dir, .. }) => Err(say(
+            Ok(Resolved {
+                kind: Kind::Dir, ..
+            }) => Err(say(
                 Rule::SymlinkDirectory,
                 "it leads to a directory",
                 "Replace it by the directory.",
             )),
-            Ok(_) => Err(say(Rule::SpecialFile, "it leads to no regular file", "Remove it.")),
+            Ok(_) => Err(say(
+                Rule::SpecialFile,
+                "it leads to no regular file",
+                "Remove it.",
+            )),
             Err(ResolveError::Outside) => Err(outside()),
             Err(error) => Err(say(
                 Rule::SymlinkDangling,
@@ -291,14 +353,21 @@ impl<'a> Reader<'a> {
         into: &mut Collected<'_>,
         diags: &mut Diagnostics,
     ) {
-        let Some(handle) = self.roots.get(root) else { return };
+        let Some(handle) = self.roots.get(root) else {
+            return;
+        };
         match Content::from_file(handle, path, self.keep.min(self.budget)) {
             Ok((mode, content)) => {
                 if matches!(content.data, Data::Bytes(_)) {
                     self.budget = self.budget.saturating_sub(content.size);
                 }
                 let source = Some((root, path.clone()));
-                let item = Item { mode, content, source, origin: Arc::clone(origin) };
+                let item = Item {
+                    mode,
+                    content,
+                    source,
+                    origin: Arc::clone(origin),
+                };
                 into.add(place, item, diags);
             }
             Err(error) => {

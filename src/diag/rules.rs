@@ -86,6 +86,11 @@ rules! {
         "annotations, references and judge material are what the agent is judged by; an agent that can read them is not being tested."
         "List only the files that the agent needs. If it really must see this file, allow the rule by name: --allow answer-key-in-workspace."
         "workspace: {files: [annotations.yaml]}"
+    AnswerKeyReadable "answer-key-readable" Warning true
+        "In this layout the agent can read evaluation material."
+        "EvalHub's stock adapters run the agent in the very directory that judges read."
+        "Use packages or bundles for cases whose answers must stay secret; nothing has to be done if the judge pod is another one."
+        "annotations.yaml in dist/evalhub/cases/case-001"
     BadSegment "bad-segment" Error false
         "A name that becomes one path component or command word is not usable as one."
         "Slashes, backslashes, control characters, `.` and `..` in such a name would lead to another place."
@@ -311,6 +316,11 @@ rules! {
         "The file system root, a home directory or an ancestor of the project would let any file in; one that is missing or leads out through a link can not be read."
         "Name the plugin's own directory; to use a wide one, give it on the command line with --plugin-dir."
         "runner: {plugin_dirs: [/]}"
+    RecordDamaged "record-damaged" Warning true
+        "The record of an output directory can not be used."
+        "It says which outputs casepack wrote; a damaged or foreign one is not trusted."
+        "Nothing is lost: outputs that are up to date are recognised by their content; replace others with --force."
+        ""
     RepoModeNotPackaged "repo-mode-not-packaged" Error false
         "workspace_mode: repo can not be packaged."
         "The agent would work in the project itself, which a package does not hold."

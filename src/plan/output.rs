@@ -15,7 +15,7 @@ use super::Error;
 use crate::dataset::Dataset;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::Digest;
-use crate::fs::{Root, StagedDir, remove_tree, sweep_stale, write_atomic};
+use crate::fs::{FsError, ReadError, Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::tree::{MaterialiseError, Tree, Written, materialise};
 
@@ -33,8 +33,8 @@ pub(super) enum Placed {
     Written(Written),
     /// Something else is there, and casepack may not replace it.
     NotOurs,
-    /// A file changed between hashing and copying; nothing was placed.
-    SourceChanged(TreePath),
+    /// A file is not what it was when it was hashed; nothing was placed.
+    SourceFailed(TreePath, ReadError),
 }
 
 impl Placed {
@@ -76,8 +76,20 @@ pub(super) struct Output {
     journal: Mutex<File>,
 }
 
-fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Error + 'a {
-    move |source| Error { doing, path: path.to_owned(), source }
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error {
+        doing,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn refused(doing: &'static str) -> impl FnOnce(FsError) -> Error {
+    move |error| Error {
+        doing,
+        path: error.path,
+        source: error.source,
+    }
 }
 
 /// Makes the output directory and its state directory; its canonical path.
@@ -100,8 +112,8 @@ pub(super) fn lock(out: &Path) -> Result<File, Error> {
         .map_err(failed("can not open", &path))?;
     file.lock().map_err(failed("can not lock", &path))?;
     // For people who wonder who holds it.
-    let _ = file.set_len(0);
-    let _ = writeln!(file, "{}", std::process::id());
+    file.set_len(0).ok();
+    writeln!(file, "{}", std::process::id()).ok();
     Ok(file)
 }
 
@@ -117,11 +129,7 @@ impl Output {
         fs::create_dir_all(&dir).map_err(failed("can not create", &dir))?;
         let staging = state.join("tmp");
         fs::create_dir_all(&staging).map_err(failed("can not create", &staging))?;
-        sweep_stale(&staging).map_err(|error| Error {
-            doing: "can not remove what a killed build left in",
-            path: error.path,
-            source: error.source,
-        })?;
+        sweep_stale(&staging).map_err(refused("can not remove what a killed build left in"))?;
         let path = state.join(format!("{target}.json"));
         let record = match fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice::<Record>(&bytes) {
@@ -164,7 +172,9 @@ impl Output {
             .open(&path)
             .map_err(failed("can not open", &path))?;
         // Ends a line that a kill cut.
-        journal.write_all(b"\n").map_err(failed("can not write", &path))?;
+        journal
+            .write_all(b"\n")
+            .map_err(failed("can not write", &path))?;
         Ok(Self {
             dir,
             state,
@@ -205,28 +215,31 @@ impl Output {
             Err(error) => return Err(failed("can not look at", &path)(error)),
         }
         let staging = self.state.join("tmp");
-        let staged = StagedDir::new(&staging).map_err(|error| Error {
-            doing: "can not create",
-            path: error.path,
-            source: error.source,
-        })?;
-        let stats = match materialise(tree, staged.path()) {
+        let staged = StagedDir::new(&staging).map_err(refused("can not create"))?;
+        let stats = match materialise(tree, staged.handle()) {
             Ok(stats) => stats,
-            Err(MaterialiseError::Changed { path }) => return Ok(Placed::SourceChanged(path)),
-            Err(error) => {
-                let (path, source) = error.into_io(staged.path());
-                return Err(Error { doing: "can not write", path, source });
+            Err(MaterialiseError::Source { path, source }) => {
+                return Ok(Placed::SourceFailed(path, source));
+            }
+            Err(MaterialiseError::Write {
+                path: inside,
+                source,
+            }) => {
+                let path = path.join(inside.as_str());
+                return Err(Error {
+                    doing: "can not write",
+                    path,
+                    source,
+                });
             }
         };
         self.announce(place, &want)?;
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(failed("can not create", parent))?;
         }
-        staged.commit(&path).map_err(|error| Error {
-            doing: "can not put in place",
-            path: error.path,
-            source: error.source,
-        })?;
+        staged
+            .commit(&path)
+            .map_err(refused("can not put in place"))?;
         self.remember(place, case, want);
         Ok(Placed::Written(stats))
     }
@@ -234,9 +247,18 @@ impl Output {
     /// Whether casepack wrote the tree `have` at `place`, in this run or an earlier one.
     fn owns(&self, place: &TreePath, have: &str) -> bool {
         let recorded = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let recorded = recorded.outputs.get(place.as_str()).is_some_and(|known| known.tree == have);
-        let announced = self.announced.lock().unwrap_or_else(PoisonError::into_inner);
-        recorded || announced.get(place.as_str()).is_some_and(|trees| trees.contains(have))
+        let recorded = recorded
+            .outputs
+            .get(place.as_str())
+            .is_some_and(|known| known.tree == have);
+        let announced = self
+            .announced
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        recorded
+            || announced
+                .get(place.as_str())
+                .is_some_and(|trees| trees.contains(have))
     }
 
     /// Writes down, before it happens, that `tree` will be at `place`: one line in one write.
@@ -251,20 +273,28 @@ impl Output {
 
     fn remember(&self, place: &TreePath, case: &CaseId, tree: String) {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = record.outputs.entry(place.as_str().to_owned()).or_insert_with(|| Known {
-            case: case.as_str().to_owned(),
-            tree: String::new(),
-            task: None,
-        });
+        let known = record
+            .outputs
+            .entry(place.as_str().to_owned())
+            .or_insert_with(|| Known {
+                case: case.as_str().to_owned(),
+                tree: String::new(),
+                task: None,
+            });
         case.as_str().clone_into(&mut known.case);
         known.tree = tree;
     }
 
     /// Harbor: notes the packages' names and digests.
     pub(super) fn record_tasks(&mut self, tasks: &[(CaseId, String, Digest)]) {
-        let by_case: BTreeMap<&str, (&String, &Digest)> =
-            tasks.iter().map(|(case, task, digest)| (case.as_str(), (task, digest))).collect();
-        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let by_case: BTreeMap<&str, (&String, &Digest)> = tasks
+            .iter()
+            .map(|(case, task, digest)| (case.as_str(), (task, digest)))
+            .collect();
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         for known in record.outputs.values_mut() {
             if let Some((task, digest)) = by_case.get(known.case.as_str()) {
                 known.task = Some(((*task).clone(), digest.to_string()));
@@ -275,7 +305,10 @@ impl Output {
     /// Harbor: every package of a case that the dataset still has, also of cases that this build
     /// did not select, sorted by name.
     pub(super) fn tasks(&mut self, dataset: &Dataset) -> Vec<(String, Digest)> {
-        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut tasks: Vec<(String, Digest)> = record
             .outputs
             .iter()
@@ -295,11 +328,7 @@ impl Output {
         if fs::read(&path).is_ok_and(|there| there == bytes) {
             return Ok(());
         }
-        write_atomic(&path, bytes).map_err(|error| Error {
-            doing: "can not write",
-            path: error.path,
-            source: error.source,
-        })
+        write_atomic(&path, bytes, 0o644).map_err(refused("can not write"))
     }
 
     /// Removes outputs of cases that are gone and that are as casepack wrote them; names others.
@@ -308,7 +337,10 @@ impl Output {
         dataset: &Dataset,
         diags: &mut Diagnostics,
     ) -> Result<Vec<String>, Error> {
-        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         let gone: Vec<String> = record
             .outputs
             .iter()
@@ -324,11 +356,7 @@ impl Output {
             } else if existing(&path) == tree {
                 // Renamed away first, so that a kill leaves no half package under its name.
                 let staging = self.state.join("tmp");
-                let grave = StagedDir::new(&staging).map_err(|error| Error {
-                    doing: "can not create",
-                    path: error.path,
-                    source: error.source,
-                })?;
+                let grave = StagedDir::new(&staging).map_err(refused("can not create"))?;
                 let inside = grave.path().join("gone");
                 fs::rename(&path, &inside).map_err(failed("can not remove", &path))?;
                 drop(grave);
@@ -364,7 +392,10 @@ impl Output {
             diags.push(
                 Diagnostic::new(
                     Rule::OutputLeftBehind,
-                    format!("{} is nothing that this build made.", self.dir.join(name).display()),
+                    format!(
+                        "{} is nothing that this build made.",
+                        self.dir.join(name).display()
+                    ),
                 )
                 .help("Remove it if it is not needed; Harbor would run a package that lies there."),
             );
@@ -374,18 +405,17 @@ impl Output {
 
     /// Writes the record; the journal has done its work.
     pub(super) fn finish(self) -> Result<(), Error> {
-        let mut record = self.record.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut record = self
+            .record
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
         SCHEMA.clone_into(&mut record.schema);
         let path = self.state.join(format!("{}.json", self.target));
         let mut text = serde_json::to_vec(&record)
             .map_err(|error| failed("can not write", &path)(error.into()))?;
         text.push(b'\n');
         if !fs::read(&path).is_ok_and(|there| there == text) {
-            write_atomic(&path, &text).map_err(|error| Error {
-                doing: "can not write",
-                path: error.path,
-                source: error.source,
-            })?;
+            write_atomic(&path, &text, 0o644).map_err(refused("can not write"))?;
         }
         let journal = self.state.join(format!("{}.journal", self.target));
         fs::remove_file(&journal).map_err(failed("can not remove", &journal))
@@ -393,7 +423,10 @@ impl Output {
 }
 
 fn has(dataset: &Dataset, case: &str) -> bool {
-    dataset.cases.binary_search_by(|id| id.as_str().cmp(case)).is_ok()
+    dataset
+        .cases
+        .binary_search_by(|id| id.as_str().cmp(case))
+        .is_ok()
 }
 
 /// The digest of the tree that is at `path`; `None` when it is no directory of regular files.
@@ -402,5 +435,7 @@ fn existing(path: &Path) -> Option<String> {
         return None;
     }
     let root = Arc::new(Root::open(path).ok()?);
-    Tree::from_dir(&root, None, 0).ok().map(|tree| tree.id().to_string())
+    Tree::from_dir(&root, None, 0)
+        .ok()
+        .map(|tree| tree.id().to_string())
 }
