@@ -1,1 +1,174 @@
-//! (being written)
+//! The command line: one file for each verb, one for each way of talking.
+//!
+//! Owns arguments, settings, signals, exit codes and everything that is shown. Refuses to know how
+//! the work is done: a verb turns arguments into values, calls the library, and hands back an
+//! `Outcome` of facts.
+
+mod args;
+mod check;
+mod completions;
+mod exit;
+mod explain;
+mod init;
+mod man;
+mod outcome;
+mod settings;
+mod ui;
+
+use std::ffi::OsString;
+use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::FromArgMatches as _;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use self::args::{CommandLine, OutputFormat, Verb};
+use self::exit::Exit;
+use self::outcome::{Failure, Outcome};
+use self::settings::{Look, Machine};
+use crate::diag::Diagnostics;
+use crate::escape;
+
+/// What every verb is given.
+struct Context {
+    machine: Machine,
+    look: Look,
+    /// Set by the first interrupt.
+    stop: Arc<AtomicBool>,
+}
+
+/// Runs the command line `args`, the program's name first.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    panic::set_hook(Box::new(|info| ui::to_stderr(&bug(info))));
+    let args: Vec<OsString> = args.into_iter().collect();
+    panic::catch_unwind(AssertUnwindSafe(|| run(&args)))
+        .unwrap_or(Exit::Bug)
+        .into()
+}
+
+fn run(args: &[OsString]) -> Exit {
+    let parsed = args::command()
+        .try_get_matches_from(args)
+        .and_then(|matches| CommandLine::from_arg_matches(&matches));
+    let command_line = match parsed {
+        Ok(command_line) => command_line,
+        Err(error) => return usage(args, &error),
+    };
+    let verb = command_line.verb.name();
+    let machine = match Machine::ask() {
+        Ok(machine) => machine,
+        Err(error) => {
+            let look = Machine::unknown().look(&command_line.talk);
+            let failure = Failure {
+                message: "The current directory can not be found.".to_owned(),
+                causes: vec![error.to_string()],
+                help: "Change to a directory that exists.".to_owned(),
+            };
+            let outcome = Outcome::of(Diagnostics::default()).failed(Exit::System, failure);
+            return ui::show(&look, verb, &outcome);
+        }
+    };
+    let context = Context {
+        look: machine.look(&command_line.talk),
+        machine,
+        stop: interrupts(),
+    };
+    let outcome = match &command_line.verb {
+        Verb::Init(args) => init::run(args, &context),
+        Verb::Check(args) => check::run(args, &context),
+        Verb::Explain(args) => explain::run(args, &context),
+        Verb::Completions(args) => completions::run(args),
+        Verb::Man(args) => man::run(args),
+    };
+    ui::show(&context.look, verb, &outcome)
+}
+
+/// Says what is wrong with the command line; help and version end up here as well.
+fn usage(args: &[OsString], error: &clap::Error) -> Exit {
+    let wanted = !error.use_stderr();
+    if !wanted && json_is_wanted(args) {
+        let verb = args::command()
+            .get_subcommands()
+            .map(|verb| verb.get_name().to_owned())
+            .find(|name| args.iter().skip(1).any(|arg| arg == name.as_str()));
+        let text = error.to_string();
+        let failure = Failure::new(text.trim().trim_start_matches("error: "), "");
+        let outcome = Outcome::of(Diagnostics::default()).failed(Exit::Usage, failure);
+        let talk = args::Talk::json();
+        let look = Machine::unknown().look(&talk);
+        return ui::show(&look, verb.as_deref().unwrap_or("usage"), &outcome);
+    }
+    // Clap knows by itself whether the stream is a terminal that wants colours. A closed pipe is
+    // no failure, and there is nobody to be told of another one.
+    drop(error.print());
+    if wanted { Exit::Done } else { Exit::Usage }
+}
+
+/// Whether a command line that could not be parsed asks for a JSON document.
+fn json_is_wanted(args: &[OsString]) -> bool {
+    let pairs = args
+        .windows(2)
+        .any(|pair| pair[0] == "--output" && pair[1] == "json");
+    pairs
+        || args.iter().any(|arg| arg == "--output=json")
+        || settings::variable("CASEPACK_OUTPUT").is_some_and(|value| value == "json")
+}
+
+/// A flag that the first SIGINT or SIGTERM sets; the second one ends the process at once.
+fn interrupts() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the first signal finds the flag unset, and only then sets it. Where
+        // handlers can't be set, a signal ends the process, which loses nothing that is whole.
+        let code = Exit::Interrupted as u8;
+        drop(flag::register_conditional_shutdown(
+            signal,
+            code.into(),
+            Arc::clone(&stop),
+        ));
+        drop(flag::register(signal, Arc::clone(&stop)));
+    }
+    stop
+}
+
+/// What is said about a panic.
+fn bug(info: &PanicHookInfo<'_>) -> String {
+    let message = info.payload_as_str().unwrap_or("no message");
+    let place = info.location().map_or_else(String::new, |place| {
+        format!(" ({}:{})", place.file(), place.line())
+    });
+    format!(
+        "error: This is a bug in casepack {}: {}{place}\n  \
+         help: Nothing that was finished is lost. Report the message and the command line.\n",
+        env!("CARGO_PKG_VERSION"),
+        escape::line(message),
+    )
+}
+
+impl Verb {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Init(_) => "init",
+            Self::Check(_) => "check",
+            Self::Explain(_) => "explain",
+            Self::Completions(_) => "completions",
+            Self::Man(_) => "man",
+        }
+    }
+}
+
+impl args::Talk {
+    /// What is known when a command line can't be parsed but asks for JSON.
+    fn json() -> Self {
+        Self {
+            output: OutputFormat::Json,
+            quiet: false,
+            verbose: false,
+            color: args::When::Never,
+            progress: args::ProgressStyle::None,
+        }
+    }
+}

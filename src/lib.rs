@@ -12,7 +12,7 @@
 //!
 //! | layer | modules |
 //! | --- | --- |
-//! | 1 words | `path`, `digest`, `diag`, `event` |
+//! | 1 words | `path`, `digest`, `diag`, `event`, `escape` |
 //! | 2 tools | `yaml`, `fs`, `template`, `tree` |
 //! | 3 inputs | `dataset`, `assemble` |
 //! | 4 decisions | `target`, `plan` |
@@ -25,6 +25,7 @@ pub mod cli;
 pub mod dataset;
 pub mod diag;
 pub mod digest;
+pub mod escape;
 pub mod event;
 pub mod fs;
 pub mod path;

@@ -1,3 +1,5 @@
 //! The `casepack` binary.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    casepack::cli::main(std::env::args_os())
+}

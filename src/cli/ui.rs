@@ -1,0 +1,126 @@
+//! What the user sees: an [`Outcome`] as text, as one JSON document, or as annotations.
+//!
+//! Owns standard output, standard error and their formats. Refuses to know what the verbs do.
+//! Invariant: everything that comes from datasets goes through `escape` (policy 31), and a closed
+//! pipe ends the output quietly.
+
+mod github;
+mod human;
+mod json;
+mod progress;
+mod snippet;
+mod table;
+
+use std::io::{self, Write};
+
+pub(super) use self::progress::Progress;
+pub(super) use self::table::{Cell, Ink, Table};
+use super::args::OutputFormat;
+use super::exit::Exit;
+use super::outcome::{Failure, Outcome};
+use super::settings::Look;
+use crate::escape;
+
+/// Shows how the command `verb` went.
+pub(super) fn show(look: &Look, verb: &str, outcome: &Outcome) -> Exit {
+    let (out, err) = match look.output {
+        OutputFormat::Json => (json::document(verb, outcome), String::new()),
+        OutputFormat::Github => {
+            let mut out = github::annotations(look, outcome);
+            out.push_str(&escape::log(&outcome.text));
+            (out, human::failure(look, outcome.failure.as_ref()))
+        }
+        OutputFormat::Human => {
+            let mut err = human::findings(look, verb, &outcome.diagnostics);
+            err.push_str(&human::failure(look, outcome.failure.as_ref()));
+            (escape::log(&outcome.text).into_owned(), err)
+        }
+    };
+    // The findings first: on a terminal, the result is what is seen last.
+    to_stderr(&err);
+    match write(&mut io::stdout().lock(), &out) {
+        Ok(()) => outcome.exit,
+        Err(error) => {
+            let failure = Failure {
+                message: "The result can not be written to standard output.".to_owned(),
+                causes: vec![error.to_string()],
+                help: String::new(),
+            };
+            to_stderr(&human::failure(look, Some(&failure)));
+            outcome.exit.max(Exit::System)
+        }
+    }
+}
+
+/// Tells `text`, which is no result; no line of it is a command to a CI system. Where standard
+/// error fails, there is nobody to be told, and no reason to stop.
+pub(super) fn to_stderr(text: &str) {
+    drop(write(&mut io::stderr().lock(), &escape::log(text)));
+}
+
+/// A reader that has gone away wants no more, which is no failure.
+fn write(stream: &mut impl Write, text: &str) -> io::Result<()> {
+    match stream
+        .write_all(text.as_bytes())
+        .and_then(|()| stream.flush())
+    {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// `1 case`, `2 cases`.
+pub(super) fn count(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// Bytes as people read them.
+pub(super) fn size(bytes: u64) -> String {
+    let mut unit = "B";
+    let (mut whole, mut tenths) = (bytes, 0);
+    for next in ["kB", "MB", "GB", "TB"] {
+        if whole < 1000 {
+            break;
+        }
+        (whole, tenths, unit) = (whole / 1000, whole % 1000 / 100, next);
+    }
+    if unit == "B" || whole >= 100 {
+        format!("{whole} {unit}")
+    } else {
+        format!("{whole}.{tenths} {unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits_or_less() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.0 kB"),
+            (99_950, "99.9 kB"),
+            (123_456, "123 kB"),
+            (u64::MAX, "18446744 TB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_failure_and_a_full_disk_is() {
+        struct Broken(io::ErrorKind);
+        impl Write for Broken {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(self.0.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        assert!(write(&mut Broken(io::ErrorKind::BrokenPipe), "x").is_ok());
+        assert!(write(&mut Broken(io::ErrorKind::StorageFull), "x").is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! Progress: bars on a terminal, one line for each stage elsewhere, or nothing.
+//!
+//! Bars come late (a quick command shows none) and redraw slowly. Refuses to know what is done:
+//! it hears the events that every observer hears.
+
+use std::collections::BTreeSet;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::super::settings::{Look, Progress as How};
+use super::{count, to_stderr};
+use crate::escape;
+use crate::event::{Event, Observer, Stage};
+
+/// Before that, a command is quick.
+const LATE: Duration = Duration::from_millis(250);
+/// Redraws in a second.
+const REDRAWS: u8 = 20;
+/// Ids of running cases that are shown at a time.
+const SHOWN: usize = 3;
+
+/// Shows what happens until it is dropped.
+pub(crate) struct Progress {
+    how: How,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    bar: Option<Bar>,
+    running: BTreeSet<String>,
+    done: usize,
+    failed: usize,
+}
+
+impl Progress {
+    /// Shows nothing yet.
+    pub(crate) fn new(look: &Look) -> Self {
+        Self {
+            how: look.progress,
+            state: Mutex::default(),
+        }
+    }
+}
+
+impl Observer for Progress {
+    fn on(&self, event: Event<'_>) {
+        if self.how == How::None {
+            return;
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(text) = state.on(self.how, event) {
+            to_stderr(&text);
+        }
+    }
+}
+
+impl State {
+    /// Takes note of `event`; gives the line to tell, if any.
+    fn on(&mut self, how: How, event: Event<'_>) -> Option<String> {
+        match event {
+            Event::StageStarted { stage, total } => {
+                *self = Self::default();
+                if how == How::Bars {
+                    self.bar = Some(Bar::new(verb(stage), total));
+                    return None;
+                }
+                let cases = count(total, "case", "cases");
+                return Some(format!("{} {cases}\n", verb(stage)));
+            }
+            Event::CaseStarted { case } => {
+                self.running
+                    .insert(escape::line(case.as_str()).into_owned());
+            }
+            Event::CaseChecked { .. } | Event::CaseBuilt { .. } => self.done += 1,
+            Event::CaseFailed { .. } => {
+                self.done += 1;
+                self.failed += 1;
+            }
+            Event::CaseRun {
+                case,
+                status,
+                duration,
+                ..
+            } => {
+                let id = escape::line(case.as_str()).into_owned();
+                self.running.remove(&id);
+                self.done += 1;
+                self.failed += usize::from(status != "passed");
+                if how == How::Lines {
+                    let seconds = duration.as_secs_f64();
+                    return Some(format!(
+                        "  {id}: {} ({seconds:.1} s)\n",
+                        escape::line(status)
+                    ));
+                }
+            }
+            Event::StageFinished { .. } => self.bar = None,
+        }
+        if let Some(bar) = &self.bar {
+            bar.show(self.done, &self.message());
+        }
+        None
+    }
+
+    fn message(&self) -> String {
+        let mut parts = Vec::new();
+        if self.failed > 0 {
+            parts.push(format!("{} failed", self.failed));
+        }
+        let ids = self.running.iter().take(SHOWN).map(String::as_str);
+        let ids = ids.collect::<Vec<_>>().join(", ");
+        if !ids.is_empty() {
+            let more = if self.running.len() > SHOWN {
+                ", …"
+            } else {
+                ""
+            };
+            parts.push(format!("{ids}{more}"));
+        }
+        parts.join("; ")
+    }
+}
+
+fn verb(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Check => "Checking",
+        Stage::Build => "Building",
+        Stage::Run => "Running",
+    }
+}
+
+/// A bar that appears when [`LATE`] has passed.
+struct Bar {
+    bar: ProgressBar,
+    gone: Option<mpsc::Sender<()>>,
+    timer: Option<JoinHandle<()>>,
+}
+
+impl Bar {
+    fn new(verb: &'static str, total: usize) -> Self {
+        let bar = ProgressBar::with_draw_target(
+            Some(total.try_into().unwrap_or(u64::MAX)),
+            ProgressDrawTarget::hidden(),
+        );
+        let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} {wide_msg}")
+            .expect("the template is a constant that is shown in every test of bars");
+        bar.set_style(style);
+        bar.set_prefix(verb);
+        let (gone, wait) = mpsc::channel();
+        let late = bar.clone();
+        let timer = thread::Builder::new()
+            .name("progress".to_owned())
+            .spawn(move || {
+                if wait.recv_timeout(LATE) == Err(RecvTimeoutError::Timeout) {
+                    late.set_draw_target(ProgressDrawTarget::stderr_with_hz(REDRAWS));
+                    late.tick();
+                }
+            });
+        Self {
+            bar,
+            gone: Some(gone),
+            // Without a thread there is no bar, and all else goes on.
+            timer: timer.ok(),
+        }
+    }
+
+    fn show(&self, done: usize, message: &str) {
+        self.bar.set_message(message.to_owned());
+        self.bar.set_position(done.try_into().unwrap_or(u64::MAX));
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        drop(self.gone.take());
+        if let Some(timer) = self.timer.take() {
+            // It only waits and draws; if it panicked, the hook has told so.
+            drop(timer.join());
+        }
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::CaseId;
+
+    #[test]
+    fn lines_tell_stages_and_verdicts_and_escape_ids() {
+        let mut state = State::default();
+        let case = CaseId::new("a\u{1b}[2J").unwrap();
+        let mut lines = Vec::new();
+        for event in [
+            Event::StageStarted {
+                stage: Stage::Run,
+                total: 1,
+            },
+            Event::CaseStarted { case: &case },
+            Event::CaseRun {
+                case: &case,
+                status: "failed",
+                reward: None,
+                duration: Duration::from_millis(1250),
+            },
+            Event::StageFinished { stage: Stage::Run },
+        ] {
+            lines.extend(state.on(How::Lines, event));
+        }
+        assert_eq!(
+            lines.concat(),
+            "Running 1 case\n  a\\u{1b}[2J: failed (1.2 s)\n"
+        );
+        assert_eq!((state.done, state.failed), (1, 1));
+    }
+
+    #[test]
+    fn bars_are_quiet_when_the_work_is_quick() {
+        let mut state = State::default();
+        let total = Event::StageStarted {
+            stage: Stage::Build,
+            total: 5,
+        };
+        assert_eq!(state.on(How::Bars, total), None);
+        for id in ["a", "b", "c", "d"] {
+            let case = CaseId::new(id).unwrap();
+            assert_eq!(
+                state.on(How::Bars, Event::CaseStarted { case: &case }),
+                None
+            );
+        }
+        assert_eq!(state.message(), "a, b, c, …");
+        assert!(state.bar.as_ref().unwrap().bar.is_hidden());
+        let finished = Event::StageFinished {
+            stage: Stage::Build,
+        };
+        assert_eq!(state.on(How::Bars, finished), None);
+        assert!(state.bar.is_none());
+    }
+}

@@ -1,0 +1,4 @@
+#!/bin/sh
+set -eu
+mkdir -p output
+printf '%s\n' '{"component": "storage", "priority": "P1", "duplicate_of": null}' > output/triage.json

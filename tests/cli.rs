@@ -1,0 +1,5 @@
+//! The command line as a user meets it.
+
+mod explain;
+mod help;
+mod init;
