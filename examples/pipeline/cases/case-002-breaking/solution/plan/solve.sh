@@ -1,0 +1,5 @@
+#!/bin/sh
+set -eu
+cat > plan.json <<'JSON'
+["Breaking", "New", "Fixed"]
+JSON

@@ -1,0 +1,6 @@
+#!/bin/sh
+set -eu
+cat > notes.md <<'TEXT'
+## Fixed
+- The lamp turns off at dawn.
+TEXT
