@@ -222,7 +222,7 @@ fn shared(
         return;
     }
     if !diags.allows(Rule::AnswerKeyInWorkspace)
-        && let Some(what) = common.guards_shared(&place)
+        && let Some(what) = common.guards_shared(dataset, &place)
     {
         diags.push(say(
             Rule::AnswerKeyInWorkspace,
@@ -267,7 +267,7 @@ impl Common<'_> {
     /// What a shared source at `place` would give away: it is or contains, or lies in, a guarded
     /// place. Files directly in the dataset directory are not evaluation material; what is inside
     /// a case directory is.
-    fn guards_shared(&self, place: &Path) -> Option<&'static str> {
+    fn guards_shared(&self, dataset: &Dataset, place: &Path) -> Option<&'static str> {
         for guarded in &self.guarded {
             if guarded.path.starts_with(place) {
                 return Some(guarded.what);
@@ -277,9 +277,9 @@ impl Common<'_> {
             }
         }
         let below = place.strip_prefix(&self.case_dirs).ok()?;
-        // A directory directly below the dataset directory is a case; a file there is not.
-        let inside_case = below.components().count() > 1 || place.is_dir();
-        inside_case.then_some("the files of a case")
+        let first = below.components().next()?.as_os_str().to_str()?;
+        let case = dataset.cases.binary_search_by(|id| id.as_str().cmp(first));
+        case.is_ok().then_some("the files of a case")
     }
 
     /// Whether an own entry that resolved to `place` is evaluation material.
