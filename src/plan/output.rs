@@ -6,9 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -94,22 +96,46 @@ fn refused(doing: &'static str) -> impl FnOnce(FsError) -> Error {
 
 /// Makes the output directory and its state directory; its canonical path.
 pub(super) fn create(out: &Path) -> Result<PathBuf, Error> {
-    let state = out.join(STATE);
-    fs::create_dir_all(&state).map_err(failed("can not create", &state))?;
+    fs::create_dir_all(out).map_err(failed("can not create", out))?;
+    real_dir(&out.join(STATE))?;
     out.canonicalize().map_err(failed("can not open", out))
+}
+
+/// Makes a directory, unless it is there. A link in its place is refused: an output directory that
+/// came with a hostile dataset must not lead anywhere else.
+fn real_dir(path: &Path) -> Result<(), Error> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        made => return made.map_err(failed("can not create", path)),
+    }
+    let there = path
+        .symlink_metadata()
+        .map_err(failed("can not look at", path))?;
+    if there.is_dir() {
+        return Ok(());
+    }
+    let why = io::Error::other("it is a link or a file, and must be a directory: remove it");
+    Err(failed("can not use", path)(why))
+}
+
+/// Opens a file of the state directory, never through a link.
+fn state_file(path: &Path, options: &mut OpenOptions) -> Result<File, Error> {
+    let no_link = OFlags::NOFOLLOW.bits().cast_signed();
+    options
+        .custom_flags(no_link)
+        .open(path)
+        .map_err(failed("can not open", path))
 }
 
 /// Takes the lock of the output directory; waits for another build that has it. Released when the
 /// file is dropped, and by the system when the process dies.
 pub(super) fn lock(out: &Path) -> Result<File, Error> {
     let path = out.join(STATE).join("lock");
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(failed("can not open", &path))?;
+    let mut options = OpenOptions::new();
+    let mut file = state_file(
+        &path,
+        options.read(true).write(true).create(true).truncate(false),
+    )?;
     file.lock().map_err(failed("can not lock", &path))?;
     // For people who wonder who holds it.
     file.set_len(0).ok();
@@ -126,9 +152,9 @@ impl Output {
     ) -> Result<Self, Error> {
         let dir = out.join(target);
         let state = out.join(STATE);
-        fs::create_dir_all(&dir).map_err(failed("can not create", &dir))?;
+        real_dir(&dir)?;
         let staging = state.join("tmp");
-        fs::create_dir_all(&staging).map_err(failed("can not create", &staging))?;
+        real_dir(&staging)?;
         sweep_stale(&staging).map_err(refused("can not remove what a killed build left in"))?;
         let path = state.join(format!("{target}.json"));
         let record = match fs::read(&path) {
@@ -166,11 +192,7 @@ impl Output {
             Err(error) if error.kind() == ErrorKind::InvalidData => {}
             Err(error) => return Err(failed("can not read", &path)(error)),
         }
-        let mut journal = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(&path)
-            .map_err(failed("can not open", &path))?;
+        let mut journal = state_file(&path, OpenOptions::new().append(true).create(true))?;
         // Ends a line that a kill cut.
         journal
             .write_all(b"\n")
@@ -234,8 +256,8 @@ impl Output {
             }
         };
         self.announce(place, &want)?;
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(failed("can not create", parent))?;
+        if let Some(parent) = path.parent().filter(|parent| *parent != self.dir) {
+            real_dir(parent)?;
         }
         staged
             .commit(&path)

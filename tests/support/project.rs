@@ -54,7 +54,11 @@ impl ProjectBuilder {
     }
 
     /// Adds a file that may be executed.
-    pub(crate) fn executable(mut self, path: impl Into<PathBuf>, content: impl AsRef<[u8]>) -> Self {
+    pub(crate) fn executable(
+        mut self,
+        path: impl Into<PathBuf>,
+        content: impl AsRef<[u8]>,
+    ) -> Self {
         self.entries
             .push((path.into(), Thing::File(content.as_ref().to_vec(), 0o755)));
         self
@@ -73,7 +77,11 @@ impl ProjectBuilder {
     }
 
     /// Adds the case `cases/<id>`.
-    pub(crate) fn case(mut self, id: &str, describe: impl FnOnce(CaseBuilder) -> CaseBuilder) -> Self {
+    pub(crate) fn case(
+        mut self,
+        id: &str,
+        describe: impl FnOnce(CaseBuilder) -> CaseBuilder,
+    ) -> Self {
         let case = describe(CaseBuilder {
             dir: Path::new("cases").join(id),
             entries: Vec::new(),
