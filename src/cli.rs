@@ -5,13 +5,16 @@
 //! `Outcome` of facts.
 
 mod args;
+mod build;
 mod check;
 mod completions;
 mod exit;
 mod explain;
 mod init;
+mod input;
 mod man;
 mod outcome;
+mod run;
 mod settings;
 mod ui;
 
@@ -44,12 +47,12 @@ struct Context {
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     panic::set_hook(Box::new(|info| ui::to_stderr(&bug(info))));
     let args: Vec<OsString> = args.into_iter().collect();
-    panic::catch_unwind(AssertUnwindSafe(|| run(&args)))
+    panic::catch_unwind(AssertUnwindSafe(|| dispatch(&args)))
         .unwrap_or(Exit::Bug)
         .into()
 }
 
-fn run(args: &[OsString]) -> Exit {
+fn dispatch(args: &[OsString]) -> Exit {
     let parsed = args::command()
         .try_get_matches_from(args)
         .and_then(|matches| CommandLine::from_arg_matches(&matches));
@@ -79,6 +82,8 @@ fn run(args: &[OsString]) -> Exit {
     let outcome = match &command_line.verb {
         Verb::Init(args) => init::run(args, &context),
         Verb::Check(args) => check::run(args, &context),
+        Verb::Build(args) => build::run(args, &context),
+        Verb::Run(args) => run::run(args, &context),
         Verb::Explain(args) => explain::run(args, &context),
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),
@@ -153,6 +158,8 @@ impl Verb {
         match self {
             Self::Init(_) => "init",
             Self::Check(_) => "check",
+            Self::Build(_) => "build",
+            Self::Run(_) => "run",
             Self::Explain(_) => "explain",
             Self::Completions(_) => "completions",
             Self::Man(_) => "man",

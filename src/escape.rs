@@ -66,7 +66,7 @@ pub fn github_property(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Inline text of Markdown (CommonMark with GitHub's tables, maths and emoji), on one line.
+/// Inline text of Markdown (`CommonMark` with GitHub's tables, maths and emoji), on one line.
 pub fn markdown(text: &str) -> Cow<'_, str> {
     // List markers, rules and headings count only at the start of a line, which is where a caller
     // may put the text.

@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::env;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::args::{
     Deny, Input, LevelArgs, OutputFormat, Packaging, ProgressStyle, Reading, Talk, When,
 };
 use crate::dataset::LoadRequest;
 use crate::diag::Levels;
+use crate::target::harbor;
 
 /// What casepack was told by the machine that it runs on.
 #[derive(Debug, Clone)]
@@ -164,12 +165,10 @@ impl Machine {
         self.cwd.join(path)
     }
 
-    /// How many cases are worked on at a time.
-    pub(crate) fn jobs(&self, reading: &Reading) -> usize {
-        reading.jobs.map_or_else(
-            || std::thread::available_parallelism().map_or(1, Into::into),
-            Into::into,
-        )
+    /// `path` as the user would write it: below the current directory, relative to it.
+    pub(crate) fn shown(&self, path: &Path) -> String {
+        let below = path.strip_prefix(&self.cwd).unwrap_or(path);
+        below.to_string_lossy().into_owned()
     }
 
     /// A name for a run that starts now: `20260131-102030`, in UTC, so that names sort by time.
@@ -183,6 +182,14 @@ impl Machine {
             seconds % 60
         )
     }
+}
+
+/// How many cases are worked on at a time.
+pub(crate) fn jobs(reading: &Reading) -> usize {
+    reading.jobs.map_or_else(
+        || std::thread::available_parallelism().map_or(1, Into::into),
+        Into::into,
+    )
 }
 
 /// The value of an environment variable, before the machine was asked.
@@ -206,6 +213,39 @@ fn civil(days: u64) -> (u64, u64, u64) {
         shifted_month - 9
     };
     (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+impl Reading {
+    /// The globs of `--case`; a list in the environment may end with a line feed.
+    pub(crate) fn globs(&self) -> Vec<String> {
+        let given = self.case.iter().filter(|glob| !glob.is_empty());
+        given.cloned().collect()
+    }
+}
+
+impl Packaging {
+    /// The options of the Harbor target that were typed.
+    pub(crate) fn flags(&self) -> harbor::Flags {
+        harbor::Flags {
+            image: self.image.clone(),
+            base_image: self.base_image.clone(),
+            workdir: self.workdir.clone(),
+            agent_timeout: self.agent_timeout.clone(),
+            verifier_timeout: self.verifier_timeout.clone(),
+            judge_model: self.judge_model.clone(),
+            no_llm_judges: self.no_llm_judges.then(|| "true".to_owned()),
+            verifier: self.verifier.clone(),
+            profile: self.profile.clone(),
+            agent_user: self.agent_user.clone(),
+            org: self.org.clone(),
+        }
+    }
+
+    /// The typed timeout of agents, when it is one.
+    pub(crate) fn agent_timeout(&self) -> Option<Duration> {
+        let seconds = self.agent_timeout.as_deref()?.parse().ok()?;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
 }
 
 impl LevelArgs {

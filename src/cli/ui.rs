@@ -23,19 +23,7 @@ use crate::escape;
 
 /// Shows how the command `verb` went.
 pub(super) fn show(look: &Look, verb: &str, outcome: &Outcome) -> Exit {
-    let (out, err) = match look.output {
-        OutputFormat::Json => (json::document(verb, outcome), String::new()),
-        OutputFormat::Github => {
-            let mut out = github::annotations(look, outcome);
-            out.push_str(&escape::log(&outcome.text));
-            (out, human::failure(look, outcome.failure.as_ref()))
-        }
-        OutputFormat::Human => {
-            let mut err = human::findings(look, verb, &outcome.diagnostics);
-            err.push_str(&human::failure(look, outcome.failure.as_ref()));
-            (escape::log(&outcome.text).into_owned(), err)
-        }
-    };
+    let (out, err) = rendered(look, verb, outcome);
     // The findings first: on a terminal, the result is what is seen last.
     to_stderr(&err);
     match write(&mut io::stdout().lock(), &out) {
@@ -50,6 +38,24 @@ pub(super) fn show(look: &Look, verb: &str, outcome: &Outcome) -> Exit {
             outcome.exit.max(Exit::System)
         }
     }
+}
+
+/// What goes to standard output and to standard error.
+fn rendered(look: &Look, verb: &str, outcome: &Outcome) -> (String, String) {
+    let text = escape::log(&outcome.text);
+    let (out, mut err) = match look.output {
+        OutputFormat::Json => return (json::document(verb, outcome), String::new()),
+        OutputFormat::Github => {
+            let annotations = github::annotations(look, outcome);
+            return (format!("{annotations}{text}"), String::new());
+        }
+        OutputFormat::Human => (
+            text.into_owned(),
+            human::findings(look, verb, &outcome.diagnostics),
+        ),
+    };
+    err.push_str(&human::failure(look, outcome.failure.as_ref()));
+    (out, escape::log(&err).into_owned())
 }
 
 /// Tells `text`, which is no result; no line of it is a command to a CI system. Where standard
@@ -92,35 +98,4 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_three_digits_or_less() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "1.0 kB"),
-            (99_950, "99.9 kB"),
-            (123_456, "123 kB"),
-            (u64::MAX, "18446744 TB"),
-        ] {
-            assert_eq!(size(bytes), text);
-        }
-    }
-
-    #[test]
-    fn a_closed_pipe_is_no_failure_and_a_full_disk_is() {
-        struct Broken(io::ErrorKind);
-        impl Write for Broken {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(self.0.into())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        assert!(write(&mut Broken(io::ErrorKind::BrokenPipe), "x").is_ok());
-        assert!(write(&mut Broken(io::ErrorKind::StorageFull), "x").is_err());
-    }
-}
+mod tests;

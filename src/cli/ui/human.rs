@@ -12,6 +12,7 @@ use super::snippet::Snippet;
 use super::table::Ink;
 use crate::diag::{Diagnostic, Diagnostics, Severity};
 use crate::escape;
+use crate::path::CaseId;
 
 /// How many case ids are told unless all are asked for.
 const CASES_TOLD: usize = 8;
@@ -54,9 +55,14 @@ fn total(diagnostics: &Diagnostics, unseen: usize) -> String {
     })
     .collect();
     let more = if unseen > 0 { " (-v shows notes)" } else { "" };
+    // The first one of the worst; later ones are often its consequences.
+    let worst = diagnostics
+        .iter()
+        .map(|diagnostic| diagnostic.severity)
+        .max();
     let rule = diagnostics
         .iter()
-        .max_by_key(|diagnostic| diagnostic.severity)
+        .find(|diagnostic| Some(diagnostic.severity) == worst)
         .filter(|diagnostic| diagnostic.severity > Severity::Note)
         .map_or_else(String::new, |diagnostic| {
             format!("; `casepack explain {}` says more", diagnostic.rule.name())
@@ -145,7 +151,7 @@ pub(super) fn cases(diagnostic: &Diagnostic, all: bool) -> Option<String> {
         .cases
         .iter()
         .take(told)
-        .map(|case| case.as_str())
+        .map(CaseId::as_str)
         .collect();
     if number > told {
         ids.push("…");

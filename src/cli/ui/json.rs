@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::outcome::{Failure, Outcome};
 use crate::diag::{Diagnostic, Severity};
 use crate::escape;
+use crate::path::CaseId;
 
 /// The document of the command `verb`; present also when the command fails.
 pub(super) fn document(verb: &str, outcome: &Outcome) -> String {
@@ -44,7 +45,7 @@ fn diagnostic(diagnostic: &Diagnostic) -> Value {
     let place = diagnostic.place.as_ref();
     let position = place.map(|place| place.source.position(place.range.start));
     let file = place.map(|place| &place.source.name);
-    let cases: Vec<_> = diagnostic.cases.iter().map(|case| case.as_str()).collect();
+    let cases: Vec<_> = diagnostic.cases.iter().map(CaseId::as_str).collect();
     json!({
         "rule": diagnostic.rule.name(),
         "severity": diagnostic.severity.name(),

@@ -136,23 +136,23 @@ fn verb(stage: Stage) -> &'static str {
 
 /// A bar that appears when [`LATE`] has passed.
 struct Bar {
-    bar: ProgressBar,
+    line: ProgressBar,
     gone: Option<mpsc::Sender<()>>,
     timer: Option<JoinHandle<()>>,
 }
 
 impl Bar {
     fn new(verb: &'static str, total: usize) -> Self {
-        let bar = ProgressBar::with_draw_target(
+        let line = ProgressBar::with_draw_target(
             Some(total.try_into().unwrap_or(u64::MAX)),
             ProgressDrawTarget::hidden(),
         );
         let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} {wide_msg}")
             .expect("the template is a constant that is shown in every test of bars");
-        bar.set_style(style);
-        bar.set_prefix(verb);
+        line.set_style(style);
+        line.set_prefix(verb);
         let (gone, wait) = mpsc::channel();
-        let late = bar.clone();
+        let late = line.clone();
         let timer = thread::Builder::new()
             .name("progress".to_owned())
             .spawn(move || {
@@ -162,7 +162,7 @@ impl Bar {
                 }
             });
         Self {
-            bar,
+            line,
             gone: Some(gone),
             // Without a thread there is no bar, and all else goes on.
             timer: timer.ok(),
@@ -170,8 +170,8 @@ impl Bar {
     }
 
     fn show(&self, done: usize, message: &str) {
-        self.bar.set_message(message.to_owned());
-        self.bar.set_position(done.try_into().unwrap_or(u64::MAX));
+        self.line.set_message(message.to_owned());
+        self.line.set_position(done.try_into().unwrap_or(u64::MAX));
     }
 }
 
@@ -182,7 +182,7 @@ impl Drop for Bar {
             // It only waits and draws; if it panicked, the hook has told so.
             drop(timer.join());
         }
-        self.bar.finish_and_clear();
+        self.line.finish_and_clear();
     }
 }
 
@@ -235,7 +235,7 @@ mod tests {
             );
         }
         assert_eq!(state.message(), "a, b, c, …");
-        assert!(state.bar.as_ref().unwrap().bar.is_hidden());
+        assert!(state.bar.as_ref().unwrap().line.is_hidden());
         let finished = Event::StageFinished {
             stage: Stage::Build,
         };

@@ -178,7 +178,7 @@ mod tests {
     fn labels_follow_their_text_through_escaping() {
         let text = "one\r\n\u{1b}[2J: b\u{202e}d\r\nthree\nfour\nfive\nsix\n";
         let start = text.find('b').unwrap();
-        let (out, shown) = show(text, &[start..start + 5]);
+        let (out, shown) = show(text, std::slice::from_ref(&(start..start + 5)));
         assert_eq!(out, "one\n\\u{1b}[2J: b\\u{202e}d\nthree\nfour\n\n\n");
         assert_eq!(&out[shown[0].clone()], "b\\u{202e}d");
     }
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn long_lines_are_cut_around_the_label() {
         let text = format!("{}KEY{}", "a".repeat(5000), "é".repeat(5000));
-        let (out, shown) = show(&text, &[5000..5003]);
+        let (out, shown) = show(&text, std::slice::from_ref(&(5000..5003)));
         assert!(out.len() < 500 && out.starts_with('…') && out.ends_with('…'));
         assert_eq!(&out[shown[0].clone()], "KEY");
     }

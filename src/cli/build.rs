@@ -1,0 +1,176 @@
+//! `casepack build`: the dataset, compiled for its targets.
+
+use super::Context;
+use super::args::{Build, Destination, TargetName};
+use super::check::ids;
+use super::exit::Exit;
+use super::input::{self, Loaded};
+use super::outcome::{Failure, Outcome};
+use super::ui::{Progress, count, size};
+use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::escape;
+use crate::plan::{self, Summary};
+use crate::target::Target;
+
+pub(super) fn run(args: &Build, context: &Context) -> Outcome {
+    let mut diags = Diagnostics::new(args.input.levels.levels());
+    let loaded = match input::load(&args.input, &args.packaging, context, &mut diags) {
+        Ok(Some(loaded)) => loaded,
+        Ok(None) => return Outcome::of(diags),
+        Err(failure) => return input::refused(diags, failure),
+    };
+    let targets = targets(&args.target, &loaded, &mut diags);
+    let summary = match build(&loaded, &targets, &args.destination, context, &mut diags) {
+        Ok(summary) => summary,
+        Err(stopped) => return stopped.outcome(diags),
+    };
+    let out = args.destination.out.to_string_lossy().into_owned();
+    let text = told(&summary, &out);
+    let names: Vec<_> = targets.iter().map(|target| target.name()).collect();
+    let mut outcome = Outcome::of(diags)
+        .field("dataset", input::describe(&loaded.dataset))
+        .field("out", out)
+        .field("targets", names)
+        .field("built", ids(&summary.built))
+        .field("unchanged", ids(&summary.unchanged))
+        .field("failed", ids(&summary.failed))
+        .field("removed", summary.removed)
+        .field("files", summary.files)
+        .field("bytes", summary.bytes);
+    outcome.text = text;
+    if summary.interrupted {
+        return interrupted(outcome, "What was built is whole.");
+    }
+    outcome
+}
+
+/// Why nothing was built.
+pub(super) enum Stopped {
+    /// The dataset has errors.
+    Findings,
+    /// The output directory can't be used.
+    Failed(Failure),
+}
+
+impl Stopped {
+    /// How the command ends.
+    pub(super) fn outcome(self, diags: Diagnostics) -> Outcome {
+        match self {
+            Self::Findings => Outcome::of(diags),
+            Self::Failed(failure) => Outcome::of(diags).failed(Exit::System, failure),
+        }
+    }
+}
+
+/// Builds what is selected, and shows the progress.
+pub(super) fn build(
+    loaded: &Loaded,
+    targets: &[Target],
+    destination: &Destination,
+    context: &Context,
+    diags: &mut Diagnostics,
+) -> Result<Summary, Stopped> {
+    // What is wrong with a case is told with the case; what is wrong with the dataset is wrong with
+    // all of them, and no output is made of it.
+    if diags.has_errors() {
+        return Err(Stopped::Findings);
+    }
+    let request = plan::Request {
+        dataset: &loaded.dataset,
+        targets,
+        out: &context.machine.absolute(&destination.out),
+        jobs: loaded.jobs,
+        select: &loaded.select,
+        harbor: &loaded.options,
+        force: destination.force,
+        stop: &context.stop,
+    };
+    let progress = Progress::new(&context.look);
+    plan::build(&request, &progress, diags).map_err(|error| {
+        let help =
+            "Check that you may write there and that there is space; what is finished stays.";
+        Stopped::Failed(Failure::from_error(&error, help))
+    })
+}
+
+/// Adds that the command was interrupted.
+pub(super) fn interrupted(outcome: Outcome, state: &str) -> Outcome {
+    let failure = Failure::new(
+        format!("Interrupted. {state}"),
+        "The same command does the rest.",
+    );
+    outcome.failed(Exit::Interrupted, failure)
+}
+
+fn targets(given: &[TargetName], loaded: &Loaded, diags: &mut Diagnostics) -> Vec<Target> {
+    let mut targets: Vec<Target> = given.iter().map(|target| target.meant()).collect();
+    if targets.is_empty() {
+        targets = from_dataset(loaded, diags);
+    }
+    if targets.is_empty() {
+        targets.push(Target::Harbor);
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    targets
+}
+
+/// The option `target` of the dataset's files.
+fn from_dataset(loaded: &Loaded, diags: &mut Diagnostics) -> Vec<Target> {
+    let Some(option) = loaded.dataset.options.get("target") else {
+        return Vec::new();
+    };
+    let mut targets = Vec::new();
+    for name in option
+        .text
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+    {
+        match Target::from_name(name) {
+            Some(target) => targets.push(target),
+            None => diags.push(
+                Diagnostic::new(Rule::BadValue, format!("There is no target '{name}'."))
+                    .help("The targets are: workspace, harbor, evalhub.")
+                    .at_place(option.place.as_ref())
+                    .entry(name),
+            ),
+        }
+    }
+    targets
+}
+
+fn told(summary: &Summary, out: &str) -> String {
+    let mut text = format!(
+        "Built {} in {} ({}, {})",
+        count(summary.built.len(), "case", "cases"),
+        escape::line(out),
+        count(
+            summary.files.try_into().unwrap_or(usize::MAX),
+            "file",
+            "files"
+        ),
+        size(summary.bytes),
+    );
+    for (number, what) in [
+        (summary.unchanged.len(), "unchanged"),
+        (summary.removed.len(), "removed"),
+        (summary.failed.len(), "failed"),
+    ] {
+        if number > 0 {
+            text.extend([", ", &number.to_string(), " ", what]);
+        }
+    }
+    text.push_str(".\n");
+    text
+}
+
+impl TargetName {
+    fn meant(self) -> Target {
+        match self {
+            Self::Harbor => Target::Harbor,
+            Self::Workspace => Target::Workspace,
+            Self::Evalhub => Target::EvalHub,
+        }
+    }
+}
