@@ -19,7 +19,7 @@ mod settings;
 mod ui;
 
 use std::ffi::OsString;
-use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -45,11 +45,17 @@ struct Context {
 
 /// Runs the command line `args`, the program's name first.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    panic::set_hook(Box::new(|info| ui::to_stderr(&bug(info))));
+    panic::set_hook(Box::new(|info| {
+        let place = info.location().map(|place| (place.file(), place.line()));
+        ui::to_stderr(&bug(info.payload_as_str(), place));
+    }));
     let args: Vec<OsString> = args.into_iter().collect();
-    panic::catch_unwind(AssertUnwindSafe(|| dispatch(&args)))
-        .unwrap_or(Exit::Bug)
-        .into()
+    guarded(|| dispatch(&args)).into()
+}
+
+/// The hook has told what happened by the time a panic arrives here.
+fn guarded(work: impl FnOnce() -> Exit) -> Exit {
+    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or(Exit::Bug)
 }
 
 fn dispatch(args: &[OsString]) -> Exit {
@@ -140,16 +146,13 @@ fn interrupts() -> Arc<AtomicBool> {
 }
 
 /// What is said about a panic.
-fn bug(info: &PanicHookInfo<'_>) -> String {
-    let message = info.payload_as_str().unwrap_or("no message");
-    let place = info.location().map_or_else(String::new, |place| {
-        format!(" ({}:{})", place.file(), place.line())
-    });
+fn bug(message: Option<&str>, place: Option<(&str, u32)>) -> String {
+    let message = escape::line(message.unwrap_or("no message"));
+    let place = place.map_or_else(String::new, |(file, line)| format!(" ({file}:{line})"));
     format!(
-        "error: This is a bug in casepack {}: {}{place}\n  \
-         help: Nothing that was finished is lost. Report the message and the command line.\n",
+        "error: This is a bug in casepack {}: {message}{place}\n  \
+         help: What was finished is whole. Report this message and the command line.\n",
         env!("CARGO_PKG_VERSION"),
-        escape::line(message),
     )
 }
 
@@ -177,5 +180,25 @@ impl args::Talk {
             color: args::When::Never,
             progress: args::ProgressStyle::None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_bug() {
+        assert_eq!(
+            guarded(|| panic!("told by the hook of the tests")),
+            Exit::Bug
+        );
+        assert_eq!(guarded(|| Exit::Findings), Exit::Findings);
+        let text = bug(Some("index\u{1b}[2J"), Some(("src/x.rs", 7)));
+        assert!(
+            text.starts_with("error: This is a bug in casepack"),
+            "{text}"
+        );
+        assert!(text.contains("index\\u{1b}[2J (src/x.rs:7)\n"), "{text}");
     }
 }

@@ -3,3 +3,4 @@
 mod explain;
 mod help;
 mod init;
+mod streams;

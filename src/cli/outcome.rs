@@ -16,6 +16,8 @@ pub(crate) struct Outcome {
     pub(crate) text: String,
     /// The result for machines: the fields of the document beside `schema` and `diagnostics`.
     pub(crate) fields: Map<String, Value>,
+    /// Cases that did not pass: id and why; raw. For outputs that point at what is wrong.
+    pub(crate) not_passed: Vec<(String, String)>,
     /// Why it stopped, when that is no finding.
     pub(crate) failure: Option<Failure>,
     /// The exit code.
@@ -45,6 +47,7 @@ impl Outcome {
             diagnostics,
             text: String::new(),
             fields: Map::new(),
+            not_passed: Vec::new(),
             failure: None,
             exit,
         }

@@ -149,6 +149,16 @@ fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcom
         outcome.fields.extend(fields);
     }
     outcome.text = table(results, &path, context.look.color_out);
+    outcome.not_passed = report::rows(results)
+        .into_iter()
+        .filter(|row| row.status != "passed")
+        .map(|row| {
+            (
+                row.case,
+                format!("{} {} {}", row.status, row.reward, row.message),
+            )
+        })
+        .collect();
     if results.interrupted {
         return interrupted(outcome, "The cases that were run have their results.");
     }

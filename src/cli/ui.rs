@@ -50,7 +50,11 @@ fn rendered(look: &Look, verb: &str, outcome: &Outcome) -> (String, String) {
             return (format!("{annotations}{text}"), String::new());
         }
         OutputFormat::Human => (
-            text.into_owned(),
+            if look.quiet && matches!(verb, "init" | "check" | "build") {
+                String::new()
+            } else {
+                text.into_owned()
+            },
             human::findings(look, verb, &outcome.diagnostics),
         ),
     };

@@ -3,7 +3,15 @@
 use crate::support::ProjectBuilder;
 
 /// Every verb, for tests of all of them.
-const VERBS: &[&str] = &["init", "check", "build", "run", "explain", "completions", "man"];
+const VERBS: &[&str] = &[
+    "init",
+    "check",
+    "build",
+    "run",
+    "explain",
+    "completions",
+    "man",
+];
 
 #[test]
 fn help_of_every_verb_is_what_it_was() {

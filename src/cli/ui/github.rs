@@ -17,6 +17,10 @@ pub(super) fn annotations(look: &Look, outcome: &Outcome) -> String {
             annotation(&mut out, look, diagnostic);
         }
     }
+    for (case, why) in &outcome.not_passed {
+        let (case, why) = (github_property(case), github_message(why));
+        line(&mut out, format_args!("::error title={case}::{why}"));
+    }
     if let Some(failure) = &outcome.failure {
         let message = std::iter::once(&failure.message)
             .chain(&failure.causes)
