@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::*;
 use crate::cli::args::{ProgressStyle, Talk, When};
-use crate::cli::outcome::Failure;
 use crate::cli::settings::Machine;
 use crate::diag::{Diagnostic, Diagnostics, Place, Rule, Source};
 use crate::path::CaseId;
