@@ -1,17 +1,38 @@
 //! YAML with the meaning that PyYAML gives it (YAML 1.1), because every file that casepack reads
 //! is also read by Python programs (architecture, "Two decisions").
 //!
+//! The meaning is that of `yaml.safe_load`: PyYAML's `SafeLoader`, the pure Python one (the C loader
+//! differs on tabs). `saphyr-parser` finds the structure; where it parts from PyYAML, `strict`
+//! mends the value or refuses the text.
+//!
 //! Owns text → spanned values, the limits, and the safe emitter. Refuses to know which keys exist.
+//! Invariant: a value that was parsed is at most [`MAX_DEPTH`] deep and has at most [`MAX_NODES`]
+//! nodes, aliases written out, so that walking, cloning and dropping it is safe.
 
+mod emit;
 mod fields;
+mod json;
+mod load;
+mod scalar;
+mod strict;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use num_bigint::BigInt;
 
+pub use self::emit::emit;
 pub use self::fields::{Fields, Value, kind, nearest};
-use crate::diag::{Diagnostic, Source};
+use crate::diag::{Diagnostic, Diagnostics, Place, Rule, Source};
+
+/// Largest file that is parsed, in bytes.
+pub const MAX_BYTES: usize = 16 << 20;
+/// Deepest nesting of lists and mappings.
+pub const MAX_DEPTH: usize = 128;
+/// Most values in a file, aliases written out.
+pub const MAX_NODES: usize = 1_000_000;
+/// Most text behind aliases, written out.
+pub const MAX_ALIAS_BYTES: usize = 64 << 20;
 
 /// A value as `yaml.safe_load` would give it.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,26 +117,93 @@ pub struct Document {
     pub duplicate_keys: Vec<(Range<usize>, Range<usize>)>,
 }
 
+impl Document {
+    /// Warns of the keys that are given twice: Python programs take the last one in silence.
+    pub fn report_duplicate_keys(&self, diags: &mut Diagnostics) {
+        for (first, second) in &self.duplicate_keys {
+            let key = self.source.text.get(second.clone()).unwrap_or_default();
+            let first = Place {
+                source: Arc::clone(&self.source),
+                range: first.clone(),
+            };
+            diags.push(
+                Diagnostic::new(
+                    Rule::DuplicateKey,
+                    format!("The key `{key}` is given twice, and only the last one counts."),
+                )
+                .help("Remove one of the two.")
+                .at(&self.source, second.clone())
+                .related(Some(&first), "the first one"),
+            );
+        }
+    }
+}
+
 /// Parses one document with PyYAML's meaning.
 ///
 /// # Errors
 /// One finding with its place: syntax, several documents, unsupported tag, limits.
 pub fn parse(source: Arc<Source>) -> Result<Document, Box<Diagnostic>> {
-    let _ = &source;
-    Ok(Document {
-        source,
-        root: Node {
-            value: Yaml::Null,
-            span: 0..0,
-        },
-        duplicate_keys: Vec::new(),
-    })
+    match load::load(&source.text) {
+        Ok((root, duplicate_keys)) => Ok(Document {
+            source,
+            root,
+            duplicate_keys,
+        }),
+        Err(fault) => Err(Box::new(
+            Diagnostic::new(fault.rule, fault.message)
+                .help(fault.help)
+                .at(&source, fault.range),
+        )),
+    }
 }
 
-/// Writes `value` so that PyYAML reads the same value back: block style, every string quoted.
-pub fn emit(value: &Yaml) -> String {
-    let _ = value;
-    String::new()
+/// Why a text can not be read; [`parse`] makes a finding of it.
+struct Fault {
+    rule: Rule,
+    range: Range<usize>,
+    message: String,
+    help: String,
+}
+
+impl Fault {
+    fn new(
+        rule: Rule,
+        range: Range<usize>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Self {
+        Self {
+            rule,
+            range,
+            message: message.into(),
+            help: help.into(),
+        }
+    }
+
+    fn syntax(range: Range<usize>, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(Rule::YamlSyntax, range, message, help)
+    }
+
+    fn too_deep(range: Range<usize>) -> Self {
+        Self::new(
+            Rule::YamlLimit,
+            range,
+            format!("Lists and mappings are nested more than {MAX_DEPTH} deep here."),
+            "Flatten the structure; put a text that only holds brackets in quotes.",
+        )
+    }
+
+    fn too_many_values(range: Range<usize>) -> Self {
+        Self::new(
+            Rule::YamlLimit,
+            range,
+            format!(
+                "The file has more than {MAX_NODES} values, counting those behind aliases each time."
+            ),
+            "Split the file, or put large data into a file of its own and name that.",
+        )
+    }
 }
 
 impl Yaml {
@@ -137,10 +225,7 @@ impl Yaml {
             _ => None,
         }
     }
-
-    /// JSON that keeps Python's types: plain where JSON has the type, else
-    /// `{"$py": "date", "v": "2024-01-31"}` and the like, as `templates/judge.py` reads it.
-    pub fn to_tagged_json(&self) -> serde_json::Value {
-        serde_json::Value::Null
-    }
 }
+
+#[cfg(test)]
+mod tests;

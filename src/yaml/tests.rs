@@ -1,0 +1,513 @@
+//! PyYAML's meaning, told by tables and by PyYAML itself.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use proptest::prelude::*;
+use serde_json::{Value as Json, json};
+
+use super::*;
+
+fn source(text: &str) -> Arc<Source> {
+    Arc::new(Source {
+        name: "test.yaml".to_owned(),
+        text: text.to_owned(),
+    })
+}
+
+fn read(text: &str) -> Result<Document, Box<Diagnostic>> {
+    parse(source(text))
+}
+
+fn tagged(text: &str) -> Json {
+    match read(text) {
+        Ok(document) => document.root.value.to_tagged_json(),
+        Err(error) => panic!("{text:?}: {}", error.message),
+    }
+}
+
+/// Runs PyYAML over `texts`: for each the tagged JSON, or why it refused. `None` without PyYAML.
+fn pyyaml(texts: &[String]) -> Option<Vec<Result<Json, String>>> {
+    const SCRIPT: &str = r#"
+import base64, datetime, json, struct, sys
+try:
+    import yaml
+except ImportError:
+    sys.exit(77)
+if hasattr(sys, "set_int_max_str_digits"):
+    sys.set_int_max_str_digits(4300)
+def tag(kind, value):
+    return {"$py": kind, "v": value}
+def convert(value):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= 2**53 else tag("int", str(value))
+    if isinstance(value, float):
+        if value != value:
+            return tag("float", "nan")
+        return tag("bits", struct.pack(">d", value).hex())
+    if isinstance(value, str):
+        value.encode()
+        return value
+    if isinstance(value, datetime.datetime):
+        return tag("datetime", value.isoformat())
+    if isinstance(value, datetime.date):
+        return tag("date", value.isoformat())
+    if isinstance(value, bytes):
+        return tag("bytes", base64.b64encode(value).decode())
+    if isinstance(value, list):
+        return [convert(item) for item in value]
+    if isinstance(value, tuple):
+        return tag("tuple", [convert(item) for item in value])
+    if isinstance(value, set):
+        return tag("set", sorted((convert(item) for item in value), key=key))
+    pairs = [[convert(name), convert(item)] for name, item in value.items()]
+    names = [name for name, _ in pairs]
+    if all(isinstance(name, str) for name in names) and "$py" not in names and names == sorted(names):
+        return dict(pairs)
+    return tag("dict", pairs)
+def key(value):
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def run(text):
+    try:
+        return {"ok": convert(yaml.safe_load(text))}
+    except RecursionError:
+        return {"error": "recursion"}
+    except Exception as error:
+        return {"error": "%s: %s" % (type(error).__name__, " ".join(str(error).split()))}
+json.dump([run(text) for text in json.load(sys.stdin)], sys.stdout)
+"#;
+    let mut child = Command::new("python3")
+        .args(["-c", SCRIPT])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .ok()?;
+    let mut stdin = child.stdin.take().unwrap();
+    let input = serde_json::to_vec(texts).unwrap();
+    let writer = std::thread::spawn(move || stdin.write_all(&input));
+    let output = child.wait_with_output().unwrap();
+    let written = writer.join().unwrap();
+    if output.status.code() == Some(77) {
+        return None;
+    }
+    assert!(output.status.success());
+    written.unwrap();
+    let answers: Vec<Json> = serde_json::from_slice(&output.stdout).unwrap();
+    Some(
+        answers
+            .into_iter()
+            .map(|answer| match answer.get("ok") {
+                Some(value) => Ok(value.clone()),
+                None => Err(answer["error"].as_str().unwrap().to_owned()),
+            })
+            .collect(),
+    )
+}
+
+/// Tagged JSON in the form of the script: floats as bits, sets sorted.
+fn canonical(value: Json) -> Json {
+    match value {
+        Json::Number(number) if number.is_f64() => {
+            let bits = number.as_f64().unwrap().to_bits();
+            json!({"$py": "bits", "v": format!("{bits:016x}")})
+        }
+        Json::Array(items) => items.into_iter().map(canonical).collect(),
+        Json::Object(object) => {
+            let kind = object.get("$py").and_then(Json::as_str).map(str::to_owned);
+            let mut object: serde_json::Map<String, Json> = object
+                .into_iter()
+                .map(|(key, item)| (key, canonical(item)))
+                .collect();
+            match (kind.as_deref(), object.get("v").and_then(Json::as_str)) {
+                (Some("float"), Some("inf")) => return canonical_bits(f64::INFINITY),
+                (Some("float"), Some("-inf")) => return canonical_bits(f64::NEG_INFINITY),
+                (Some("set"), None) => {
+                    let mut items: Vec<String> = object["v"]
+                        .as_array()
+                        .unwrap()
+                        .iter()
+                        .map(Json::to_string)
+                        .collect();
+                    items.sort();
+                    object["v"] = items
+                        .iter()
+                        .map(|item| serde_json::from_str::<Json>(item).unwrap())
+                        .collect();
+                }
+                _ => {}
+            }
+            Json::Object(object)
+        }
+        plain => plain,
+    }
+}
+
+fn canonical_bits(value: f64) -> Json {
+    json!({"$py": "bits", "v": format!("{:016x}", value.to_bits())})
+}
+
+/// How reading `texts` compares with PyYAML.
+#[derive(Debug, Default)]
+struct Comparison {
+    same: usize,
+    both_refuse: usize,
+    /// Refused here only, which is allowed if a person is told how to write it.
+    refused_here: Vec<(String, String)>,
+    /// Everything else: other value, or accepted here only.
+    wrong: Vec<(String, String)>,
+}
+
+fn compare(texts: &[String]) -> Option<Comparison> {
+    let answers = pyyaml(texts)?;
+    let mut found = Comparison::default();
+    for (text, answer) in texts.iter().zip(answers) {
+        match (read(text), answer) {
+            (Ok(document), Ok(expected)) => {
+                let here = canonical(document.root.value.to_tagged_json());
+                if here == expected {
+                    found.same += 1;
+                } else {
+                    found
+                        .wrong
+                        .push((text.clone(), format!("here {here}, PyYAML {expected}")));
+                }
+            }
+            (Err(_), Err(_)) => found.both_refuse += 1,
+            (Err(error), Ok(_)) => {
+                assert!(!error.help.is_empty());
+                found.refused_here.push((text.clone(), error.message));
+            }
+            (Ok(document), Err(error)) => {
+                let here = document.root.value.to_tagged_json();
+                found.wrong.push((
+                    text.clone(),
+                    format!("here {here}, PyYAML refuses: {error}"),
+                ));
+            }
+        }
+    }
+    Some(found)
+}
+
+/// A small deterministic generator: the same texts on every machine.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from((self.0 >> 33) % u64::try_from(below).unwrap()).unwrap()
+    }
+
+    fn pick<'a>(&mut self, from: &[&'a str]) -> &'a str {
+        from[self.next(from.len())]
+    }
+}
+
+const PIECES: &[&str] = &[
+    "a",
+    "b: ",
+    "key: ",
+    "- ",
+    "? ",
+    ": ",
+    ":",
+    ",",
+    ", ",
+    "[",
+    "]",
+    "{",
+    "}",
+    "\n",
+    "\n",
+    "\n  ",
+    "\n    ",
+    " ",
+    "  ",
+    "\t",
+    "#",
+    " # c",
+    "\n# c\n",
+    "|",
+    ">",
+    "|\n  ",
+    ">\n  ",
+    "|-\n",
+    "|+\n",
+    ">2\n",
+    "'",
+    "\"",
+    "'x'",
+    "\"y\"",
+    "\"a\n b\"",
+    "''",
+    "\\n",
+    "\\",
+    "&a ",
+    "*a",
+    "&b ",
+    "*b ",
+    "!!str ",
+    "!!int ",
+    "! ",
+    "!x ",
+    "!!set ",
+    "!!omap ",
+    "!!binary ",
+    "<<: ",
+    "<<",
+    "=",
+    "~",
+    "null",
+    "yes",
+    "no",
+    "010",
+    "1_0",
+    "1:30",
+    "0x1F",
+    "0b11",
+    "1e3",
+    "1.5",
+    ".5",
+    "-",
+    "--",
+    "---",
+    "---\n",
+    "\n---\n",
+    "...",
+    "\n...\n",
+    "2024-01-31",
+    "2024-02-31",
+    "12:30:45",
+    "é",
+    "日本",
+    "🦀",
+    "%",
+    "@",
+    "`",
+    "%YAML 1.1\n---\n",
+    "\r\n",
+    "\u{FEFF}",
+    "\u{85}",
+    "\u{2028}",
+    "-\t",
+    "x y",
+    "x #y",
+    "x: y",
+    "?x",
+    "x?y",
+    ":x",
+    "-1",
+    "+.inf",
+    ".nan",
+    "on",
+    "\"k\": ",
+    "'k': ",
+    "\"k\":v",
+];
+
+/// A text that nobody would write, from the pieces that matter to a YAML reader.
+fn hostile(random: &mut Random) -> String {
+    let length = 1 + random.next(10);
+    (0..length).map(|_| random.pick(PIECES)).collect()
+}
+
+/// A scalar that looks like a number, a date or a word.
+fn lookalike(random: &mut Random) -> String {
+    const LETTERS: &[&str] = &[
+        "0", "1", "2", "7", "8", "9", "5", "_", ".", ":", "-", "+", "e", "E", "x", "b", "o", "0x",
+        "0b", "0o", "e+", "e-", "inf", ".inf", ".nan", "nan", "true", "Yes", "OFF", "null", "~",
+        "T", " ", "Z", "2024-", "01-", "31", "12:", "30:", "00", "+02:00", " -5", "a", "f", "=",
+        "<<", "y", "n",
+    ];
+    let length = 1 + random.next(7);
+    (0..length).map(|_| random.pick(LETTERS)).collect()
+}
+
+/// A document with a sensible structure and odd details.
+fn document(random: &mut Random, indent: usize, depth: usize, out: &mut String) {
+    const SCALARS: &[&str] = &[
+        "x",
+        "a b",
+        "10",
+        "010",
+        "1e3",
+        "1.0e+3",
+        "yes",
+        "'it''s'",
+        "\"q\\t\\u00e9\"",
+        "~",
+        "",
+        "2024-01-31",
+        "2024-01-31 10:20:30.5 +02:00",
+        "[a, 1, {b: c}]",
+        "{a: 1, 'b': [x, y], c: }",
+        "|\n",
+        ">\n",
+        ">-\n",
+        "|+\n",
+        "|2-\n",
+        "\"a\n",
+        "plain\n",
+        "# only a comment",
+        "a # comment",
+        "'x' # comment",
+        "http://h/p?q=1#f",
+        "[http://h/p, b]",
+        "*x",
+        "&x 1",
+        "!!str 12",
+        "!!float 3",
+        "! 12",
+        "&y [1, 2]",
+        "é 日本",
+        "-",
+        "- a",
+        "a: b",
+        "!!set {a, b, a}",
+        "!!binary aGk=",
+        "!!pairs [a: 1, a: 2]",
+        "=",
+    ];
+    let pad = " ".repeat(indent);
+    let list = random.next(3) == 0;
+    for _ in 0..1 + random.next(4) {
+        out.push_str(&pad);
+        let head = if list {
+            "-".to_owned()
+        } else {
+            const KEYS: &[&str] = &[
+                "a",
+                "b",
+                "key",
+                "'q r'",
+                "1",
+                "1.0",
+                "true",
+                "on",
+                "~",
+                "? x",
+                "\"d\"",
+                "<<",
+                "2024-01-31",
+                "k k",
+            ];
+            let key = random.pick(KEYS);
+            if key == "? x" {
+                format!("{key}\n{pad}:")
+            } else {
+                format!("{key}:")
+            }
+        };
+        out.push_str(&head);
+        if depth > 0 && random.next(3) == 0 {
+            if random.next(6) == 0 {
+                out.push_str(" &z");
+            }
+            out.push('\n');
+            let step = if list || random.next(4) > 0 {
+                1 + random.next(3)
+            } else {
+                0
+            };
+            document(random, indent + step, depth - 1, out);
+            continue;
+        }
+        let scalar = random.pick(SCALARS);
+        out.push(' ');
+        out.push_str(scalar);
+        if scalar.ends_with('\n') {
+            let inner = indent + 1 + random.next(3);
+            for _ in 0..random.next(4) {
+                let line = random.pick(&[
+                    "text",
+                    "  more",
+                    "",
+                    " ",
+                    "   ",
+                    "# no comment",
+                    "- dash",
+                    "k: v",
+                    "tab\tbed",
+                    "é",
+                ]);
+                if !line.is_empty() {
+                    out.push_str(&" ".repeat(inner));
+                }
+                out.push_str(line);
+                out.push('\n');
+            }
+            if scalar == "\"a\n" {
+                out.push_str(&" ".repeat(inner));
+                out.push_str("end\"\n");
+            }
+        } else {
+            out.push_str(random.pick(&["\n", "\n", "\n", "\n\n", "  \n", "\r\n"]));
+        }
+    }
+}
+
+fn documents(seed: u64, count: usize) -> Vec<String> {
+    let mut random = Random(seed);
+    (0..count)
+        .map(|index| match index % 3 {
+            0 => hostile(&mut random),
+            1 => {
+                let scalar = lookalike(&mut random);
+                let around = random.next(4);
+                match around {
+                    0 => scalar,
+                    1 => format!("k: {scalar}\n"),
+                    2 => format!("- {scalar}"),
+                    _ => format!("[{scalar}, b]"),
+                }
+            }
+            _ => {
+                let mut text = String::new();
+                document(&mut random, 0, 3, &mut text);
+                for _ in 0..random.next(3) {
+                    text.pop();
+                }
+                text
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn generated_documents_mean_what_pyyaml_says() {
+    let count = std::env::var("CASEPACK_YAML_DOCUMENTS")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(3_000);
+    let seed = std::env::var("CASEPACK_YAML_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(20_240_131);
+    let texts = documents(seed, count);
+    let Some(found) = compare(&texts) else {
+        println!("skipped: python3 with PyYAML is not here");
+        return;
+    };
+    println!(
+        "{} documents: {} same, {} refused by both, {} refused here only, {} wrong",
+        texts.len(),
+        found.same,
+        found.both_refuse,
+        found.refused_here.len(),
+        found.wrong.len()
+    );
+    if std::env::var_os("CASEPACK_YAML_SHOW").is_some() {
+        for (text, why) in &found.refused_here {
+            println!("REFUSED {text:?}: {why}");
+        }
+        for (text, why) in &found.wrong {
+            println!("WRONG {text:?}: {why}");
+        }
+    }
+    assert_eq!(found.wrong.len(), 0, "{:#?}", found.wrong.first());
+}
