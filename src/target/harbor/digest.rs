@@ -1,0 +1,415 @@
+//! Harbor's own content digests, and the manifest that lists them (harbor.md 6).
+//!
+//! Owns which files of a task count and how. Refuses to know how packages are made.
+//! Invariant: for every tree without links the digest is the one that Harbor computes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
+
+use super::ignore::{BadLine, Dialect, Rules};
+use crate::digest::{Digest, Hasher};
+use crate::path::TreePath;
+use crate::tree::{Data, Entry, Tree};
+
+/// Why Harbor has no digest for a tree.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DigestError {
+    /// An ignore file whose bytes are not in memory.
+    #[error("the content of '{0}' was not loaded")]
+    NotLoaded(TreePath),
+    /// An ignore file that is not UTF-8.
+    #[error("'{0}' is not UTF-8")]
+    NotText(TreePath),
+    /// An ignore file that Harbor itself refuses.
+    #[error("'{path}' has a line that Harbor refuses: '{line}'")]
+    BadIgnoreLine {
+        /// The file.
+        path: TreePath,
+        /// The line, as it stands.
+        line: String,
+    },
+}
+
+/// Files at the top of a task that count.
+const SINGLES: [&str; 4] = [
+    "task.toml",
+    "instruction.md",
+    "README.md",
+    "trajectory.json",
+];
+/// Directories at the top of a task that count.
+pub(super) const TREES: [&str; 4] = ["environment", "tests", "solution", "steps"];
+/// What is left out when a task has no `.gitignore`.
+const BUILT_IN: &str = "__pycache__/\n*.pyc\n.DS_Store\n*.swp\n*.swo\n*~\n";
+const HARBORIGNORE: &str = ".harborignore";
+
+/// Harbor's own content digest of a task (harbor.md 6.1–6.3). Ignore files (`.gitignore` at the
+/// top, `.harborignore` below `tests` and `solution`) must be in memory.
+///
+/// # Errors
+/// See [`DigestError`]; never for a tree that [`super::package`] made of an `eval.yaml` case.
+pub fn digest(tree: &Tree) -> Result<Digest, DigestError> {
+    let mut hasher = Hasher::new();
+    for (path, entry) in files(tree)? {
+        hasher.update(path.as_str().as_bytes());
+        hasher.update(b"\0");
+        hasher.update(entry.content.digest.hex().as_bytes());
+        hasher.update(b"\n");
+    }
+    Ok(hasher.finish())
+}
+
+/// The files that count, in order.
+fn files(tree: &Tree) -> Result<Vec<(&TreePath, &Entry)>, DigestError> {
+    let top = match find(tree, ".gitignore") {
+        Some((path, entry)) => Some(load(path, entry, Dialect::Basic)?),
+        None => None,
+    };
+    let harborignore = HarborIgnore::load(tree);
+    let mut kept = Vec::new();
+    for (path, entry) in tree.iter() {
+        let counts = SINGLES.contains(&path.as_str())
+            || TREES.contains(&path.first()) && path.as_str() != path.first();
+        if !counts || harborignore.excludes(path)? {
+            continue;
+        }
+        let ignored = match &top {
+            Some(rules) => rules.verdict(path.as_str(), Dialect::Basic) == Some(true),
+            None => is_left_out_by_default(path),
+        };
+        if !ignored {
+            kept.push((path, entry));
+        }
+    }
+    Ok(kept)
+}
+
+/// Whether a path is missing in the digest of a task without a `.gitignore` (harbor.md 6.1).
+pub(super) fn is_left_out_by_default(path: &TreePath) -> bool {
+    if path.as_str().contains('\n') {
+        // Where the patterns do odd things, ask the patterns.
+        let rules = Rules::parse(BUILT_IN, Dialect::Basic);
+        return rules.is_ok_and(|rules| rules.verdict(path.as_str(), Dialect::Basic) == Some(true));
+    }
+    let suffixes = [".pyc", ".swp", ".swo", "~"];
+    let mut components = path.components();
+    let name = components.next_back();
+    let odd = |name: &str| name == ".DS_Store" || suffixes.iter().any(|end| name.ends_with(end));
+    name.is_some_and(odd) || components.any(|dir| dir == "__pycache__" || odd(dir))
+}
+
+fn find<'a>(tree: &'a Tree, path: &str) -> Option<(&'a TreePath, &'a Entry)> {
+    tree.iter().find(|(at, _)| at.as_str() == path)
+}
+
+fn load(path: &TreePath, entry: &Entry, dialect: Dialect) -> Result<Rules, DigestError> {
+    let Data::Bytes(bytes) = &entry.content.data else {
+        return Err(DigestError::NotLoaded(path.clone()));
+    };
+    let text = str::from_utf8(bytes).map_err(|_| DigestError::NotText(path.clone()))?;
+    Rules::parse(text, dialect).map_err(|BadLine(line)| DigestError::BadIgnoreLine {
+        path: path.clone(),
+        line,
+    })
+}
+
+/// The `.harborignore` files of a task, by the directory that they lie in (harbor.md 6.2). Like
+/// Harbor, a bad one only matters when something lies beside it that could be ignored.
+struct HarborIgnore(BTreeMap<String, Result<Rules, DigestError>>);
+
+impl HarborIgnore {
+    fn load(tree: &Tree) -> Self {
+        let mut files = BTreeMap::new();
+        for (path, entry) in tree.iter() {
+            let Some(dir) = path.parent().filter(|_| path.name() == HARBORIGNORE) else {
+                continue;
+            };
+            if in_scope(&dir.components().collect::<Vec<_>>()) {
+                files.insert(dir.as_str().to_owned(), load(path, entry, Dialect::Harbor));
+            }
+        }
+        Self(files)
+    }
+
+    /// Whether the file at `path` is left out. The rules of a directory hold for what is below it;
+    /// of several files the innermost one with an opinion decides, for each directory on the way
+    /// and for the file itself; what is below an excluded directory can't come back.
+    fn excludes(&self, path: &TreePath) -> Result<bool, DigestError> {
+        let parts: Vec<&str> = path.components().collect();
+        let own = parts.iter().position(|name| *name == HARBORIGNORE);
+        if self.0.is_empty() {
+            return Ok(own.is_some());
+        }
+        for length in 2..=own.unwrap_or(parts.len()) {
+            let mut here = parts[..length].join("/");
+            if length < parts.len() {
+                here.push('/');
+            }
+            let mut excluded = false;
+            for above in 1..length {
+                let dir = parts[..above].join("/");
+                let Some(rules) = self.0.get(&dir) else {
+                    continue;
+                };
+                let rules = rules.as_ref().map_err(Clone::clone)?;
+                let below = here.get(dir.len() + 1..).unwrap_or_default();
+                excluded = rules.verdict(below, Dialect::Harbor).unwrap_or(excluded);
+            }
+            if excluded {
+                return Ok(true);
+            }
+        }
+        Ok(own.is_some())
+    }
+}
+
+/// Whether the directory may hold ignore rules that count.
+fn in_scope(dir: &[&str]) -> bool {
+    matches!(
+        dir,
+        ["tests" | "solution", ..] | ["steps", _, "tests" | "solution", ..]
+    )
+}
+
+/// The text of `dataset.toml` (harbor.md 6.4): every package, sorted by name, with the digest that
+/// Harbor computes for it.
+pub fn dataset_toml(name: &str, description: &str, tasks: &[(String, Digest)]) -> String {
+    let mut document = DocumentMut::new();
+    let mut dataset = Table::new();
+    dataset["name"] = value(name);
+    let description = one_line(description, 500);
+    if !description.is_empty() {
+        dataset["description"] = value(description);
+    }
+    document["dataset"] = Item::Table(dataset);
+    let tasks: BTreeSet<(&str, Digest)> = tasks
+        .iter()
+        .map(|(name, digest)| (name.as_str(), *digest))
+        .collect();
+    let mut list = ArrayOfTables::new();
+    for (name, digest) in tasks {
+        let mut task = Table::new();
+        task["name"] = value(name);
+        task["digest"] = value(digest.to_string());
+        list.push(task);
+    }
+    if !list.is_empty() {
+        document["tasks"] = Item::ArrayOfTables(list);
+    }
+    document.to_string()
+}
+
+/// The dataset's content hash, as Harbor computes it for a manifest without files (harbor.md 6.4).
+pub fn dataset_digest(tasks: &[Digest]) -> Digest {
+    let mut hex: Vec<String> = tasks.iter().map(Digest::hex).collect();
+    hex.sort();
+    Digest::of(hex.join(",").as_bytes())
+}
+
+/// `text` in one line of at most `max` characters, without control characters.
+pub(super) fn one_line(text: &str, max: usize) -> String {
+    let words: Vec<&str> = text
+        .split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect();
+    let line = words.join(" ");
+    if line.chars().count() <= max {
+        return line;
+    }
+    let kept: String = line.chars().take(max.saturating_sub(1)).collect();
+    format!("{}…", kept.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+    use crate::tree::{Content, Mode, TreeBuilder};
+
+    const VECTORS: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../shared/vectors/harbor-digest"
+    );
+
+    fn tree(files: &[(&str, &str)]) -> Tree {
+        let mut tree = TreeBuilder::new();
+        for (path, text) in files {
+            tree.insert(
+                TreePath::new(path).unwrap(),
+                Mode::Regular,
+                Content::bytes(text.as_bytes().to_vec()),
+            )
+            .unwrap();
+        }
+        tree.finish()
+    }
+
+    fn listed(tree: &Tree) -> Vec<&str> {
+        files(tree)
+            .unwrap()
+            .into_iter()
+            .map(|(path, _)| path.as_str())
+            .collect()
+    }
+
+    /// What Harbor sees of a directory: links to files are their content, others are nothing.
+    fn read(dir: &Path, prefix: &str, tree: &mut TreeBuilder) {
+        for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().into_string().unwrap();
+            let path = format!("{prefix}{name}");
+            if entry.path().is_file() {
+                let content = Content::bytes(fs::read(entry.path()).unwrap());
+                tree.insert(TreePath::new(&path).unwrap(), Mode::Regular, content)
+                    .unwrap();
+            } else if entry.file_type().unwrap().is_dir() {
+                read(&entry.path(), &format!("{path}/"), tree);
+            }
+        }
+    }
+
+    #[test]
+    fn agrees_with_harbor_on_the_vectors() {
+        let Ok(expected) = fs::read(format!("{VECTORS}/digests.json")) else {
+            println!("skipped: no vectors at {VECTORS}");
+            return;
+        };
+        let expected: serde_json::Value = serde_json::from_slice(&expected).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let done = Command::new("tar")
+            .arg("-xzf")
+            .arg(format!("{VECTORS}/tasks.tar.gz"))
+            .arg("-C")
+            .arg(temp.path())
+            .status()
+            .unwrap();
+        assert!(done.success());
+        let mut digests = Vec::new();
+        for (task, row) in expected["tasks"].as_object().unwrap() {
+            let mut builder = TreeBuilder::new();
+            read(&temp.path().join(task), "", &mut builder);
+            let tree = builder.finish();
+            let found: Vec<_> = files(&tree)
+                .unwrap()
+                .into_iter()
+                .map(|(path, entry)| serde_json::json!([path.as_str(), entry.content.digest.hex()]))
+                .collect();
+            assert_eq!(serde_json::Value::Array(found), row["files"], "{task}");
+            let digest = digest(&tree).unwrap();
+            assert_eq!(digest.to_string(), row["digest"], "{task}");
+            digests.push(digest);
+        }
+        assert!(digests.len() >= 4);
+        if digests.len() == 6 {
+            // Only all of them together make the recorded dataset.
+            assert_eq!(
+                dataset_digest(&digests).to_string(),
+                expected["dataset_without_files"]
+            );
+        }
+        assert_eq!(dataset_digest(&[]).to_string(), expected["dataset_empty"]);
+        let twice: Vec<Digest> = [digests[0]].into_iter().chain(digests.clone()).collect();
+        assert_ne!(dataset_digest(&twice), dataset_digest(&digests));
+    }
+
+    #[test]
+    fn counts_what_harbor_counts() {
+        let plain = tree(&[
+            (".gitignore.d", ""),
+            ("LICENSE", ""),
+            ("README.md", ""),
+            ("environment/.DS_Store/x", ""),
+            ("environment/.harborignore", "*"),
+            ("environment/__pycache__", "a file of that name counts"),
+            ("environment/a.pyc\n", ""),
+            ("environment/b~", ""),
+            ("environment/c/__pycache__/x", ""),
+            ("environment/d", ""),
+            ("task.toml", ""),
+            ("tests/e", ""),
+        ]);
+        assert_eq!(
+            listed(&plain),
+            [
+                "README.md",
+                "environment/__pycache__",
+                "environment/d",
+                "task.toml",
+                "tests/e"
+            ]
+        );
+        let ignoring = tree(&[
+            (".gitignore", "*.md\n"),
+            ("README.md", ""),
+            ("environment/x.pyc", "no built-in list beside a .gitignore"),
+            ("tests/.harborignore", "sub\n!sub/y\n*.log\n"),
+            ("tests/a.log", ""),
+            ("tests/deep/.harborignore", "!b.log\n"),
+            ("tests/deep/b.log", "the innermost file wins"),
+            ("tests/sub/y", ""),
+        ]);
+        assert_eq!(listed(&ignoring), ["environment/x.pyc", "tests/deep/b.log"]);
+    }
+
+    #[test]
+    fn says_why_there_is_no_digest() {
+        assert_eq!(
+            digest(&tree(&[(".gitignore", "ok\n!\n")])),
+            Err(DigestError::BadIgnoreLine {
+                path: TreePath::new(".gitignore").unwrap(),
+                line: "!".to_owned()
+            })
+        );
+        assert!(digest(&tree(&[("environment/.harborignore", "!")])).is_ok());
+    }
+
+    #[test]
+    fn writes_a_manifest_that_harbor_reads() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let text = dataset_toml(
+            "org/set",
+            "First line\nsecond\u{7} line",
+            &[("org/b".to_owned(), b), ("org/a".to_owned(), a)],
+        );
+        insta::assert_snapshot!(text, @r#"
+        [dataset]
+        name = "org/set"
+        description = "First line second line"
+
+        [[tasks]]
+        name = "org/a"
+        digest = "sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
+
+        [[tasks]]
+        name = "org/b"
+        digest = "sha256:3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d"
+        "#);
+        assert_eq!(dataset_toml("o/n", "", &[]), "[dataset]\nname = \"o/n\"\n");
+    }
+
+    #[test]
+    fn agrees_with_harbor_on_random_trees() {
+        // Recorded from Harbor 0.25.0: which files count, or null where it fails.
+        let rows: serde_json::Value =
+            serde_json::from_str(include_str!("../../../tests/compat/harbor-ignore.json")).unwrap();
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 60);
+        for row in rows {
+            let texts: Vec<(&str, &str)> = row["tree"]
+                .as_object()
+                .unwrap()
+                .iter()
+                .map(|(path, text)| (path.as_str(), text.as_str().unwrap()))
+                .collect();
+            let tree = tree(&texts);
+            let found = files(&tree).ok().map(|files| {
+                let paths = files.iter().map(|(path, _)| path.as_str());
+                paths.collect::<Vec<_>>()
+            });
+            assert_eq!(serde_json::json!(found), row["files"], "{}", row["tree"]);
+        }
+    }
+}
