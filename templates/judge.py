@@ -1200,8 +1200,9 @@ def child(judge, record, context, pipe):
             os.chdir(record["case_dir"])
         except OSError:
             os.chdir("/")
-        sys.path.insert(0, os.path.join(context["tests"], "judges"))
         sys.dont_write_bytecode = True
+        if not needs_model(judge):                    # whose own imports must not be shadowed
+            sys.path.insert(0, os.path.join(context["tests"], "judges"))
         try:
             result = evaluate(judge, record, context)
         except BaseException as error:

@@ -770,7 +770,7 @@ class Hostile(unittest.TestCase):
                 package = Package(self)
                 out, outside = package.logs / "verifier", package.put(package.root, "outside", "mine")
                 if plant == "verifier-link":
-                    (package.root / "other").mkdir()
+                    package.put(package.root, "other/reward.json", "mine")
                     out.symlink_to(package.root / "other")
                 else:
                     out.mkdir()
@@ -786,6 +786,8 @@ class Hostile(unittest.TestCase):
                 self.assertEqual(package.scores, {"reward": 0.0, "c": 0.0})
                 self.assertEqual(outside.read_text(), "mine")
                 self.assertFalse(out.is_symlink())
+                if plant == "verifier-link":
+                    self.assertEqual((package.root / "other/reward.json").read_text(), "mine")
 
     def test_hostile_log_lines(self):
         package = Package(self)
@@ -863,7 +865,7 @@ class Provider:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "null")
                 with outer.lock:
                     outer.requests.append((self.path, dict(self.headers.items()), body))
                     reply = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
@@ -874,6 +876,8 @@ class Provider:
                     self.send_header(key, str(value))
                 self.end_headers()
                 self.wfile.write(data)
+
+            do_GET = do_POST
 
             def log_message(self, *_):
                 pass
@@ -994,8 +998,9 @@ class Llm(unittest.TestCase):
 
     def test_the_key_does_not_follow_redirects(self):
         thief = Provider(self, claude(score=5))
-        package, _ = self.with_claude((307, {"location": thief.url}, {}))
-        self.judge(package, None, "HTTP 307")
+        for status in (302, 303, 307):
+            package, _ = self.with_claude((status, {"location": thief.url}, {}))
+            self.judge(package, None, "HTTP %d" % status)
         self.assertEqual(thief.requests, [])
 
     def test_a_server_without_forced_tools(self):
@@ -1035,6 +1040,7 @@ class Llm(unittest.TestCase):
         package.put(package.logs, "agent/claude-code.txt", "\n".join(json.dumps(item) for item in STREAM))
         package.put(package.tests, "judges/prompts/p.md", "From file: {{ inputs }}")
         package.put(package.tests, "judges/docs/guide.md", "Guide {% x %}")
+        package.put(package.tests, "judges/http/__init__.py", "raise ImportError('a project file in the way')")
         package.put(package.tests, "evaluation/ref.md", "gold")
         package.run(dict({"name": "j", "model": "m"}, **judge_keys), outputs=[{"path": "out"}],
                     annotations={"want": "yes", "ref": "ref.md"}, input={"task": "T"}, **config)
