@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+pub(crate) use self::open::below as open_below;
 pub use self::resolve::{ResolveError, Resolved, Roots};
 pub use self::walk::{DirEntry, Found, Thing, Walk};
 pub(crate) use self::write::write_all;
@@ -293,3 +294,6 @@ pub(crate) fn read_open(file: &File, stamp: &Stamp, limit: u64) -> Result<Vec<u8
         Err(ReadError::Changed)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -290,13 +290,13 @@ impl Tree {
         let mut bad = Vec::new();
         let walked = root.walk(dir, &mut |found| {
             match found {
-                Found::EmptyDir(_) => {}
                 Found::Unusable { shown, why, .. } => {
                     let why = why
                         .map_or_else(|| "its name is not UTF-8".to_owned(), |why| why.to_string());
                     bad.push(BadThing { shown, why });
                 }
-                Found::Thing(Thing {
+                Found::EmptyDir(_)
+                | Found::Thing(Thing {
                     kind: Kind::Dir, ..
                 }) => {}
                 Found::Thing(Thing { path, .. }) => {

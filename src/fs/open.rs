@@ -31,7 +31,7 @@ const MAX_PIECE: usize = if cfg!(target_os = "linux") {
 };
 
 /// Opens `path`, a tree path, below `dir`. [`Errno::LOOP`] when any component is a link.
-pub(super) fn below(dir: BorrowedFd<'_>, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn below(dir: BorrowedFd<'_>, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let mut held: Option<OwnedFd> = None;
     let mut rest = path;
     while rest.len() > MAX_PIECE {

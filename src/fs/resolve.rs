@@ -129,26 +129,37 @@ impl Roots {
             links: 0,
             last_was_link: false,
         };
-        way.push(Path::new(text));
+        if let Some(kind) = without_links(root, dir, text) {
+            way.at.push(text);
+            way.kind = kind;
+        } else {
+            way.push(Path::new(text));
+        }
         while let Some(step) = way.ahead.pop() {
             way.step(&step)?;
         }
-        for index in 0..self.roots.len() {
-            if let Some(path) = self.within(index, &way.at) {
-                return Ok(Resolved {
-                    root: index,
-                    path: path.map_err(|why| ResolveError::Unusable(why.to_string()))?,
-                    kind: way.kind,
-                    through_link: way.links > 0,
-                    last_was_link: way.last_was_link,
-                });
-            }
-        }
-        Err(ResolveError::Outside)
+        let Some((root, _, path)) = self.first(&way.at) else {
+            return Err(ResolveError::Outside);
+        };
+        Ok(Resolved {
+            root,
+            path: path.map_err(|why| ResolveError::Unusable(why.to_string()))?,
+            kind: way.kind,
+            through_link: way.links > 0,
+            last_was_link: way.last_was_link,
+        })
+    }
+
+    /// The first root that the canonical path `place` lies in.
+    fn first(&self, place: &Path) -> Option<(usize, &Root, Within)> {
+        self.roots
+            .iter()
+            .enumerate()
+            .find_map(|(index, root)| Some((index, &**root, self.within(index, place)?)))
     }
 
     /// Where the canonical path `place` lies in root `index`; `None`: not in it.
-    fn within(&self, index: usize, place: &Path) -> Option<Result<Option<TreePath>, BadPlace>> {
+    fn within(&self, index: usize, place: &Path) -> Option<Within> {
         let rest = place.strip_prefix(self.roots.get(index)?.path()).ok()?;
         if rest.as_os_str().is_empty() {
             return Some(Ok(None));
@@ -159,6 +170,9 @@ impl Roots {
         Some(TreePath::new(text).map(Some).map_err(BadPlace::Path))
     }
 }
+
+/// The place below a root, `None` for the root itself; or why it has no tree path.
+type Within = Result<Option<TreePath>, BadPlace>;
 
 /// Why a place in a root has no tree path.
 #[derive(Debug, thiserror::Error)]
@@ -218,7 +232,8 @@ impl Way<'_> {
             return Ok(());
         }
         let next = self.at.join(step);
-        let Some((root, path)) = self.first_root(&next) else {
+        let roots = self.roots;
+        let Some((_, root, path)) = roots.first(&next) else {
             // Above every root: a name that leads to one, or out.
             let leads = |root: &Arc<Root>| root.path.starts_with(&next);
             if !self.roots.roots.iter().any(leads) {
@@ -234,7 +249,6 @@ impl Way<'_> {
                 Errno::NAMETOOLONG => {
                     ResolveError::Unusable(TreePathError::LongComponent.to_string())
                 }
-                Errno::LOOP => ResolveError::Loop,
                 errno => ResolveError::Io(errno.into()),
             })?;
             if let Some(target) = target {
@@ -254,13 +268,6 @@ impl Way<'_> {
         Ok(())
     }
 
-    /// The first root that `place` lies in.
-    fn first_root(&self, place: &Path) -> Option<(&Root, Result<Option<TreePath>, BadPlace>)> {
-        let roots = self.roots;
-        (0..roots.len())
-            .find_map(|index| Some((&**roots.roots.get(index)?, roots.within(index, place)?)))
-    }
-
     /// Nothing is where we wanted to go.
     fn nothing(&self) -> ResolveError {
         if self.links > 0 {
@@ -268,6 +275,16 @@ impl Way<'_> {
         } else {
             ResolveError::Missing
         }
+    }
+}
+
+/// What is at `text` below `dir`, the usual way: no link, no detour. `None`: find out step by step.
+fn without_links(root: &Root, dir: Option<&TreePath>, text: &str) -> Option<Kind> {
+    let path = TreePath::new(text).ok()?;
+    let path = dir.map_or(path.clone(), |dir| dir.join(&path));
+    match root.stat(&path) {
+        Ok(Some((kind, _))) if kind != Kind::Link => Some(kind),
+        _ => None,
     }
 }
 

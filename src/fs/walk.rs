@@ -93,9 +93,9 @@ impl Root {
         Ok(entries)
     }
 
-    /// Shows everything below `dir` (`None`: the root itself) to `visit`, in the order of the
-    /// bytes of the paths (files come as in a [`crate::tree::Tree`]; a directory comes before what
-    /// is in it). No link is followed; depth costs neither stack nor handles.
+    /// Shows everything below `dir` (`None`: the root itself) to `visit`: files in the order of the
+    /// bytes of their paths, a directory before what is in it. No link is followed; depth costs
+    /// neither stack nor handles.
     ///
     /// # Errors
     /// When a directory can't be opened or listed.

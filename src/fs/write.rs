@@ -18,6 +18,8 @@ use super::{FsError, open};
 
 /// How names of unfinished things start; the process and a number follow.
 const STAGING: &str = ".casepack-";
+/// The number of the next one that this process makes.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// Puts a file with `bytes` and the permissions `mode` in the place of whatever file or link is
 /// at `path`, at once. Its directory must exist.
@@ -30,7 +32,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FsError>
         source,
     };
     let (parent, name) = open_parent(path).map_err(failed)?;
-    let mode = Mode::from_raw_mode(mode.try_into().map_err(|_| failed(Errno::INVAL.into()))?);
+    let mode = Mode::from_raw_mode((mode & 0o777) as rustix::fs::RawMode);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let (temp, file) = fresh(|temp| rustix::fs::openat(&parent, temp, flags, mode))
         .map_err(|errno| failed(errno.into()))?;
@@ -186,19 +188,18 @@ pub fn sweep_stale(dir: &Path) -> Result<usize, FsError> {
     let handle = rustix::fs::open(dir, open::DIR, Mode::empty()).map_err(|e| failed(dir, e))?;
     let mut removed = 0;
     for (name, kind) in names(handle.as_fd()).map_err(|errno| failed(dir, errno))? {
-        let Some(pid) = staging_pid(&name) else {
+        if !is_left(&name) {
             continue;
-        };
+        }
         let flags = match kind {
             FileType::Directory => open::DIR,
             FileType::RegularFile => open::FILE,
             _ => continue,
         };
-        let alive = rustix::process::test_kill_process(pid) != Err(Errno::SRCH);
         let Ok(thing) = open::entry(handle.as_fd(), name.as_c_str(), flags) else {
             continue;
         };
-        if alive || rustix::fs::flock(&thing, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if rustix::fs::flock(&thing, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
         remove(handle.as_fd(), &name)
@@ -254,7 +255,10 @@ fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(errno) => return Err(errno),
     }
-    let mut levels = vec![enter(parent, name.to_owned())?];
+    let mut levels = match enter(parent, name.to_owned()) {
+        Err(Errno::NOENT) => return Ok(()),
+        level => vec![level?],
+    };
     while let Some(at) = levels.len().checked_sub(1) {
         let Some(level) = levels.get_mut(at) else {
             break;
@@ -313,14 +317,13 @@ fn names(dir: BorrowedFd<'_>) -> Result<Vec<(CString, FileType)>, Errno> {
     Ok(names)
 }
 
-/// Calls `make` with new staging names until one is free.
-fn fresh<T>(mut make: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
+/// Calls `create` with new staging names until one is free.
+fn fresh<T>(mut create: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
     let pid = std::process::id();
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = CString::new(format!("{STAGING}{pid}-{number}")).map_err(|_| Errno::INVAL)?;
-        match make(&name) {
+        match create(&name) {
             Ok(made) => return Ok((name, made)),
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
@@ -328,11 +331,29 @@ fn fresh<T>(mut make: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString,
     }
 }
 
-/// The process whose unfinished work `name` names.
-fn staging_pid(name: &CStr) -> Option<rustix::process::Pid> {
-    let (pid, number) = name.to_str().ok()?.strip_prefix(STAGING)?.split_once('-')?;
-    number.parse::<u64>().ok()?;
-    rustix::process::Pid::from_raw(pid.parse().ok().filter(|&pid| pid > 0)?)
+/// Whether `name` may name what a process left that is no more. A living process could be just
+/// about to take its lock; processes in other containers may have our own number.
+fn is_left(name: &CStr) -> bool {
+    let Some((pid, number)) = name
+        .to_str()
+        .ok()
+        .and_then(|name| name.strip_prefix(STAGING)?.split_once('-'))
+    else {
+        return false;
+    };
+    let (Ok(pid), Ok(number)) = (pid.parse(), number.parse::<u64>()) else {
+        return false;
+    };
+    let Some(pid) =
+        rustix::process::Pid::from_raw(pid).filter(|pid| pid.as_raw_nonzero().get() > 0)
+    else {
+        return false;
+    };
+    if pid == rustix::process::getpid() {
+        number >= NEXT.load(Ordering::Relaxed)
+    } else {
+        rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
+    }
 }
 
 /// A handle of the directory that holds `path`, and its name there.
@@ -361,9 +382,9 @@ pub(crate) fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<(), Errno> 
 
 /// Gives an open file exactly the permissions `mode`, whatever the umask made of them.
 fn set_mode(file: impl AsFd, mode: Mode) -> Result<(), Errno> {
-    let made = Mode::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+    let current = Mode::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
     let permissions = Mode::RWXU | Mode::RWXG | Mode::RWXO;
-    if made & permissions == mode {
+    if current & permissions == mode {
         return Ok(());
     }
     rustix::fs::fchmod(&file, mode)

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{Content, Data, Mode, Tree};
 use crate::digest::Hasher;
-use crate::fs::{ReadError, Stamp, write_all};
+use crate::fs::{ReadError, Stamp, open_below, write_all};
 use crate::path::TreePath;
 
 /// What was written.
@@ -52,8 +52,7 @@ pub fn materialise(tree: &Tree, into: impl AsFd) -> Result<Written, MaterialiseE
     let into = into.as_fd();
     let mut umask = Umask::default();
     let mut written = Written::default();
-    // The directories on the way to the last file: up to which byte of its path, and the handle.
-    let mut dirs: Vec<(usize, OwnedFd)> = Vec::new();
+    let mut dirs = Vec::<Dir>::new();
     let mut last = "";
     for (path, entry) in tree.iter() {
         let failed = |errno: Errno| MaterialiseError::Write {
@@ -64,19 +63,33 @@ pub fn materialise(tree: &Tree, into: impl AsFd) -> Result<Written, MaterialiseE
         let shared = |end: usize| {
             text.get(..end) == last.get(..end) && text.as_bytes().get(end) == Some(&b'/')
         };
-        while dirs.last().is_some_and(|(end, _)| !shared(*end)) {
+        while dirs.last().is_some_and(|dir| !shared(dir.end)) {
             dirs.pop();
         }
-        let mut start = dirs.last().map_or(0, |(end, _)| end + 1);
+        if let Some(dir) = dirs.last_mut()
+            && dir.handle.is_none()
+        {
+            let place = text.get(..dir.end).unwrap_or_default();
+            dir.handle = Some(open_below(into, place, DIR).map_err(failed)?);
+        }
+        let mut start = dirs.last().map_or(0, |dir| dir.end + 1);
         while let Some(rest) = text.get(start..)
             && let Some((name, _)) = rest.split_once('/')
         {
-            let at = dirs.last().map_or(into, |(_, handle)| handle.as_fd());
-            let handle = make_dir(at, name, &mut umask).map_err(failed)?;
-            dirs.push((start + name.len(), handle));
-            start += name.len() + 1;
+            let handle = make_dir(innermost(&dirs, into), name, &mut umask).map_err(failed)?;
+            let end = start + name.len();
+            dirs.push(Dir {
+                end,
+                handle: Some(handle),
+            });
+            start = end + 1;
+            if let Some(outer) = dirs.len().checked_sub(MAX_HANDLES + 1)
+                && let Some(outer) = dirs.get_mut(outer)
+            {
+                outer.handle = None;
+            }
         }
-        let at = dirs.last().map_or(into, |(_, handle)| handle.as_fd());
+        let at = innermost(&dirs, into);
         let file = make_file(at, path.name(), entry.mode, &mut umask).map_err(failed)?;
         fill(&file, path, &entry.content)?;
         written.files += 1;
@@ -84,6 +97,26 @@ pub fn materialise(tree: &Tree, into: impl AsFd) -> Result<Written, MaterialiseE
         last = text;
     }
     Ok(written)
+}
+
+/// A directory on the way to the last file.
+struct Dir {
+    /// Where its name ends in the file's path.
+    end: usize,
+    /// None but the innermost need one, so those far out are closed.
+    handle: Option<OwnedFd>,
+}
+
+/// As many directories are kept open, so that depth costs no handles.
+const MAX_HANDLES: usize = 32;
+const DIR: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+fn innermost<'a>(dirs: &'a [Dir], into: BorrowedFd<'a>) -> BorrowedFd<'a> {
+    let innermost = dirs.last().and_then(|dir| dir.handle.as_ref());
+    innermost.map_or(into, AsFd::as_fd)
 }
 
 /// Whether the umask, or the directory's default permissions, let the modes through that we ask
@@ -98,8 +131,7 @@ struct Umask {
 fn make_dir(at: BorrowedFd<'_>, name: &str, umask: &mut Umask) -> Result<OwnedFd, Errno> {
     let mode = Permissions::from_raw_mode(0o755);
     rustix::fs::mkdirat(at, name, mode)?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let handle = rustix::fs::openat(at, name, flags, Permissions::empty())?;
+    let handle = rustix::fs::openat(at, name, DIR, Permissions::empty())?;
     exactly(&handle, mode, &mut umask.dir)?;
     Ok(handle)
 }
@@ -121,14 +153,14 @@ fn make_file(
     Ok(file)
 }
 
-fn exactly(made: &OwnedFd, mode: Permissions, faithful: &mut Option<bool>) -> Result<(), Errno> {
+fn exactly(new: &OwnedFd, mode: Permissions, faithful: &mut Option<bool>) -> Result<(), Errno> {
     let all = Permissions::RWXU | Permissions::RWXG | Permissions::RWXO;
     if faithful.is_none() {
-        let stat = rustix::fs::fstat(made)?;
+        let stat = rustix::fs::fstat(new)?;
         *faithful = Some(Permissions::from_raw_mode(stat.st_mode) & all == mode);
     }
     if *faithful == Some(false) {
-        rustix::fs::fchmod(made, mode)?;
+        rustix::fs::fchmod(new, mode)?;
     }
     Ok(())
 }
@@ -166,8 +198,69 @@ enum Copy {
     Write(Errno),
 }
 
-/// Copies by hand, with a look at the digest.
-fn copy(mut from: &File, to: &OwnedFd, content: &Content) -> Result<(), Copy> {
+/// Copies all of `from`; in the kernel where it can (then the file's unchanged state is what
+/// vouches for its content), else by hand with a look at the digest.
+fn copy(from: &File, to: &OwnedFd, content: &Content) -> Result<(), Copy> {
+    #[cfg(target_os = "linux")]
+    {
+        if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+            return Ok(());
+        }
+        if copy_in_kernel(from, to, content.size)? {
+            return Ok(());
+        }
+    }
+    copy_by_hand(from, to, content)
+}
+
+/// Copies what is not a hole of the `size` bytes of `from`. `false`: nothing was written, the
+/// kernel can't do it between these files.
+#[cfg(target_os = "linux")]
+fn copy_in_kernel(from: &File, to: &OwnedFd, size: u64) -> Result<bool, Copy> {
+    use rustix::fs::SeekFrom;
+
+    let changed = || Copy::Read(ReadError::Changed);
+    let mut at = 0;
+    while at < size {
+        let (start, end) = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+            Ok(start) => {
+                let end = rustix::fs::seek(from, SeekFrom::Hole(start));
+                (start, end.map_err(|_| changed())?.min(size))
+            }
+            // No more data.
+            Err(Errno::NXIO) => break,
+            // The file system does not know holes.
+            Err(Errno::INVAL) => (at, size),
+            Err(errno) => return Err(Copy::Read(errno.into())),
+        };
+        let (mut read, mut write) = (start, start);
+        while read < end {
+            let left = usize::try_from(end - read)
+                .unwrap_or(usize::MAX)
+                .min(1 << 30);
+            let copied =
+                rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut write), left);
+            match copied {
+                Ok(0) => return Err(changed()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
+                    return Err(Copy::Write(copied.err().unwrap_or(Errno::NOSPC)));
+                }
+                Err(_) if at == 0 && read == start => {
+                    rustix::fs::seek(from, SeekFrom::Start(0))
+                        .map_err(|errno| Copy::Read(errno.into()))?;
+                    return Ok(false);
+                }
+                Err(errno) => return Err(Copy::Read(errno.into())),
+            }
+        }
+        at = end;
+    }
+    rustix::fs::ftruncate(to, size).map_err(Copy::Write)?;
+    Ok(true)
+}
+
+fn copy_by_hand(mut from: &File, to: &OwnedFd, content: &Content) -> Result<(), Copy> {
     let mut hasher = Hasher::new();
     let mut buffer = vec![0; 128 * 1024];
     let mut size: u64 = 0;
