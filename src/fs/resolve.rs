@@ -107,7 +107,7 @@ impl Roots {
     /// `base`, or absolute. Links are followed hop by hop and every place on the way must lie in
     /// a root. Absolute paths and `..` may pass the directories above a root, by name alone, to
     /// come (back) into a root; a link above a root counts only when the user named the root
-    /// through it.
+    /// through it. A final `/` or `/.` says nothing.
     ///
     /// # Errors
     /// See [`ResolveError`].
@@ -300,4 +300,288 @@ fn look(root: &Root, path: &TreePath) -> Result<(Kind, Option<OsString>), Errno>
         let target = rustix::fs::readlinkat(dir, name, Vec::new())?;
         Ok((kind, Some(OsString::from_vec(target.into_bytes()))))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use proptest::prelude::*;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// `project/` with the dataset in it, a plugin directory elsewhere, and `away/`, which is no
+    /// root.
+    struct World {
+        temp: TempDir,
+        roots: Roots,
+    }
+
+    impl World {
+        fn new(files: &[&str], links: &[(&str, &str)]) -> Self {
+            let temp = TempDir::new().unwrap();
+            let at = temp.path().canonicalize().unwrap();
+            for dir in ["project/cases/one", "plugins/p", "away"] {
+                fs::create_dir_all(at.join(dir)).unwrap();
+            }
+            for file in files {
+                fs::create_dir_all(at.join(file).parent().unwrap()).unwrap();
+                fs::write(at.join(file), "").unwrap();
+            }
+            for (link, target) in links {
+                let target = target.replace('@', at.to_str().unwrap());
+                // Random worlds make some that can't be.
+                drop(symlink(target, at.join(link)));
+            }
+            let roots = ["project", "project/cases", "plugins/p"];
+            let roots = roots.map(|root| Arc::new(Root::open(&at.join(root)).unwrap()));
+            let roots = Roots::new(roots.into());
+            Self { temp, roots }
+        }
+
+        fn absolute(&self, text: &str) -> String {
+            let at = self.temp.path().canonicalize().unwrap();
+            text.replace('@', at.to_str().unwrap())
+        }
+
+        /// `root:path kind`, with `>` when a link was followed and `!` when it was the last.
+        fn resolve(&self, dir: Option<&str>, text: &str) -> String {
+            let dir = dir.map(|dir| TreePath::new(dir).unwrap());
+            match self.roots.resolve(0, dir.as_ref(), &self.absolute(text)) {
+                Ok(found) => format!(
+                    "{}:{} {:?}{}{}",
+                    found.root,
+                    found.path.as_ref().map_or("", |path| path.as_str()),
+                    found.kind,
+                    if found.through_link { ">" } else { "" },
+                    if found.last_was_link { "!" } else { "" },
+                ),
+                Err(ResolveError::Unusable(_)) => "Unusable".to_owned(),
+                Err(error) => format!("{error:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn follows_links_as_long_as_every_step_is_inside() {
+        let world = World::new(
+            &[
+                "project/f",
+                "project/dir/g",
+                "project/cases/one/a",
+                "plugins/p/skill/s",
+                "away/secret",
+            ],
+            &[
+                ("project/to-f", "f"),
+                ("project/to-dir", "dir"),
+                ("project/cases/one/up", "../../dir"),
+                ("project/cases/one/up-f", "../../f"),
+                ("project/absolute", "@/project/dir/g"),
+                ("project/chain", "chain2"),
+                ("project/chain2", "to-dir/../to-f"),
+                ("project/plugin", "../plugins/p/skill"),
+                ("project/plugin-absolute", "@/plugins/p"),
+                ("plugins/p/back", "../../project/f"),
+                ("project/around", "plugin/../back"),
+                ("project/out", "../away/secret"),
+                ("project/out-dir", "../away"),
+                ("project/out-absolute", "@/away/secret"),
+                ("project/etc", "/etc/hostname"),
+                ("project/root", "/"),
+                ("away/in", "../project"),
+                ("project/out-and-in", "../away/in/f"),
+                ("project/dangling", "nowhere"),
+                ("project/dangling-dir", "nowhere/x"),
+                ("project/under-file", "f/x"),
+                ("project/loop", "loop"),
+                ("project/loop-a", "loop-b"),
+                ("project/loop-b", "./loop-a"),
+                ("project/outside-prefix", "../project-not"),
+            ],
+        );
+        for (dir, text, expected) in [
+            (None, "f", "0:f File"),
+            (None, "dir/g", "0:dir/g File"),
+            (None, "./dir//g/", "0:dir/g File"),
+            (None, "", "0: Dir"),
+            (None, ".", "0: Dir"),
+            (None, "dir", "0:dir Dir"),
+            (None, "dir/..", "0: Dir"),
+            (None, "dir/../f", "0:f File"),
+            (None, "@/project/f", "0:f File"),
+            (None, "@/project/../project/f", "0:f File"),
+            (None, "@/plugins/p/skill/s", "2:skill/s File"),
+            (None, "../plugins/p/skill/s", "2:skill/s File"),
+            (Some("cases/one"), "a", "0:cases/one/a File"),
+            (Some("cases/one"), "../one/a", "0:cases/one/a File"),
+            (Some("cases/one"), "up", "0:dir Dir>!"),
+            (Some("cases/one"), "up/g", "0:dir/g File>"),
+            (Some("cases/one"), "up/..", "0: Dir>"),
+            (Some("cases/one"), "up-f", "0:f File>!"),
+            (None, "to-f", "0:f File>!"),
+            (None, "to-dir/g", "0:dir/g File>"),
+            (None, "absolute", "0:dir/g File>!"),
+            (None, "chain", "0:f File>!"),
+            (None, "plugin/s", "2:skill/s File>"),
+            (None, "plugin-absolute", "2: Dir>!"),
+            (None, "plugin-absolute/back", "0:f File>!"),
+            (None, "around", "0:f File>!"),
+            (None, "out", "Outside"),
+            (None, "out-dir", "Outside"),
+            (None, "out-dir/secret", "Outside"),
+            (None, "out-dir/../project/f", "Outside"),
+            (None, "out-absolute", "Outside"),
+            (None, "out-and-in", "Outside"),
+            (None, "outside-prefix", "Outside"),
+            (None, "etc", "Outside"),
+            // Only above a root, so by name alone; but that is no root.
+            (None, "root", "Outside"),
+            (None, "..", "Outside"),
+            (None, "../away/secret", "Outside"),
+            (None, "../../../../../../../../../etc/hostname", "Outside"),
+            (None, "/", "Outside"),
+            (None, "@/away/secret", "Outside"),
+            (None, "@/plugins/p/../q", "Outside"),
+            (None, "root/@/project/f", "0:f File>"),
+            (None, "nowhere", "Missing"),
+            (None, "nowhere/..", "Missing"),
+            (None, "f/x", "Missing"),
+            (None, "f/..", "Missing"),
+            (None, "dangling", "Dangling"),
+            (None, "dangling-dir", "Dangling"),
+            (None, "under-file", "Dangling"),
+            (None, "to-f/x", "Dangling"),
+            (None, "loop", "Loop"),
+            (None, "loop/x", "Loop"),
+            (None, "loop-a", "Loop"),
+            (None, "a\0b", "Unusable"),
+        ] {
+            let found = world.resolve(dir, text);
+            assert_eq!(found, expected, "{dir:?} {text:?}");
+        }
+        let long = "x".repeat(256);
+        assert_eq!(world.resolve(None, &long), "Unusable");
+    }
+
+    #[test]
+    fn a_root_may_be_reached_by_the_name_that_the_user_gave_it() {
+        let temp = TempDir::new().unwrap();
+        let at = temp.path().canonicalize().unwrap();
+        fs::create_dir_all(at.join("var/home/me/project")).unwrap();
+        fs::write(at.join("var/home/me/project/f"), "").unwrap();
+        symlink("var/home", at.join("home")).unwrap();
+        symlink(
+            at.join("home/me/project/f"),
+            at.join("var/home/me/project/l"),
+        )
+        .unwrap();
+        let root = Arc::new(Root::open(&at.join("home/me/project")).unwrap());
+        let found = Roots::new(vec![root]).resolve(0, None, "l").unwrap();
+        assert_eq!(found.path.unwrap().as_str(), "f");
+        let root = Arc::new(Root::open(&at.join("var/home/me/project")).unwrap());
+        let found = Roots::new(vec![root]).resolve(0, None, "l");
+        assert!(matches!(found, Err(ResolveError::Outside)), "{found:?}");
+    }
+
+    #[test]
+    fn tells_what_lies_in_what_across_roots() {
+        let world = World::new(&["project/cases/one/a"], &[]);
+        let path = |text| TreePath::new(text).unwrap();
+        let (one, full, other) = (path("one"), path("cases/one/a"), path("cases/on"));
+        let contains = |a, b| world.roots.contains(a, b);
+        assert!(contains((1, None), (0, Some(&full))));
+        assert!(contains((1, Some(&one)), (0, Some(&full))));
+        assert!(contains((0, Some(&full)), (0, Some(&full))));
+        assert!(contains((0, None), (1, None)));
+        assert!(!contains((0, Some(&full)), (1, Some(&one))));
+        assert!(!contains((0, Some(&other)), (1, Some(&one))));
+        assert!(!contains((2, None), (0, None)));
+        let places = world.roots.locate(1, Some(&one));
+        assert_eq!(places, [(0, Some(path("cases/one"))), (1, Some(one))]);
+    }
+
+    fn step() -> impl Strategy<Value = String> {
+        prop::sample::select(vec![
+            "a", "b", "c", "l", "m", "..", "..", ".", "cases", "one",
+        ])
+        .prop_map(str::to_owned)
+    }
+
+    fn text() -> impl Strategy<Value = String> {
+        let tops = [
+            "",
+            "",
+            "",
+            "",
+            "@/project/",
+            "@/away/",
+            "@/plugins/p/",
+            "@/",
+            "../plugins/p/",
+        ];
+        (
+            prop::sample::select(tops.to_vec()),
+            prop::collection::vec(step(), 1..5),
+        )
+            // A final dot says nothing to us, but that it is a directory to the kernel.
+            .prop_map(|(top, steps)| {
+                format!("{top}{}", steps.join("/"))
+                    .trim_end_matches("/.")
+                    .to_owned()
+            })
+    }
+
+    fn link() -> impl Strategy<Value = (String, String)> {
+        let dirs = [
+            "project",
+            "project/a",
+            "project/cases/one",
+            "plugins/p",
+            "away",
+            "project/b",
+        ];
+        let names = ["l", "m", "c", "b"];
+        let place = (
+            prop::sample::select(dirs.to_vec()),
+            prop::sample::select(names.to_vec()),
+        );
+        (place, text()).prop_map(|((dir, name), text)| (format!("{dir}/{name}"), text))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(150))]
+
+        /// The kernel's own answer is the oracle: where we say that a place is, it is; and what
+        /// leads out, we refuse.
+        #[test]
+        fn agrees_with_the_kernel(links in prop::collection::vec(link(), 0..8), texts in prop::collection::vec(text(), 8)) {
+            let files = ["project/a/a", "project/cases/one/a", "plugins/p/a/b", "away/a", "away/b/c"];
+            let links: Vec<_> = links.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+            let world = World::new(&files, &links);
+            let base = TreePath::new("cases/one").unwrap();
+            for (base, text) in texts.iter().flat_map(|text| [(None, text), (Some(&base), text)]) {
+                let text = world.absolute(text);
+                let root = world.roots.get(0).unwrap();
+                let truth = root.absolute(base).join(&text).canonicalize();
+                match (world.roots.resolve(0, base, &text), truth) {
+                    (Ok(found), Ok(place)) => {
+                        let told = world.roots.absolute(found.root, found.path.as_ref()).unwrap();
+                        prop_assert_eq!(&told, &place, "{}", text);
+                        prop_assert_eq!(found.kind == Kind::Dir, place.is_dir());
+                    }
+                    (Err(_), Err(_)) => {}
+                    (Err(ResolveError::Outside), Ok(place)) => {
+                        let inside = (0..3).any(|root| world.roots.within(root, &place).is_some());
+                        let detour = text.contains("/away")
+                            || links.iter().any(|(at, to)| at.contains("away") || to.contains("away"));
+                        prop_assert!(!inside || detour, "{text}: really {place:?}");
+                    }
+                    (ours, truth) => prop_assert!(false, "{text}: {ours:?}, really {truth:?}"),
+                }
+            }
+        }
+    }
 }
