@@ -98,7 +98,7 @@ class Package:
         env.update(CASEPACK_TESTS_DIR=str(self.tests), CASEPACK_LOGS_DIR=str(self.logs),
                    CASEPACK_WORKDIR=str(self.work), PATH="%s:%s" % (self.bin, os.environ["PATH"]), **self.env)
         done = subprocess.run(["sh", str(self.tests / "test.sh")], cwd=str(self.work), env=env,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=180)
         self.text, self.status = done.stdout.decode("utf-8", "replace"), done.returncode
         out = self.logs / "verifier"
         if (out / "reward.json").is_file():
@@ -268,10 +268,10 @@ class Checks(unittest.TestCase):
         began = time.monotonic()
         package.run(check("while True: pass", "loop"), check("import time\ntime.sleep(60)", "sleep"),
                     check("import subprocess\nsubprocess.run(['sleep', '60'])", "spawn"),
-                    check("return True", "good"), judge_timeout=1)
+                    check("return True", "good"), judge_timeout=2)
         self.assertLess(time.monotonic() - began, 15)
         for name in ("loop", "sleep", "spawn"):
-            self.assertIn("stopped after 1 second", package.judges[name]["error"])
+            self.assertIn("stopped after 2 seconds", package.judges[name]["error"])
         self.assertIs(package.judges["good"]["value"], True)
         self.assertEqual(package.scores, {"reward": 0.0, "good": 1.0, "casepack_judge_errors": 3})
 
