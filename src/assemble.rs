@@ -103,9 +103,11 @@ pub fn prepare<'a>(
     for entry in &dataset.shared {
         shared(dataset, entry, outputs, &mut reader, &mut common, diags);
     }
-    if let Some(skill) = &dataset.skill
-        && let Ok(dest) = TreePath::new(&format!(".claude/skills/{}", skill.name))
-    {
+    for skill in &dataset.skills {
+        // A skill's name is one component: the reader checked it.
+        let Ok(dest) = TreePath::new(&format!(".claude/skills/{}", skill.name)) else {
+            continue;
+        };
         let label = format!("the skill under test, '{}'", skill.name);
         let origin = Arc::new(Origin::generated(label));
         let found = Resolved {

@@ -4,16 +4,24 @@
 //! files in, checked values out, all findings in one pass. Refuses to know targets.
 //! Memory stays flat: a dataset holds the ids of its cases; a [`Case`] is read when it is needed.
 
+mod casepack_yaml;
+mod coverage;
+mod dirs;
 mod eval_yaml;
+mod files;
+mod find;
+mod formula;
+mod harbor_task;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use self::coverage::Coverage;
 use crate::diag::{Diagnostics, Place};
 use crate::fs::Roots;
 use crate::path::{CaseId, TreePath};
-use crate::yaml::Yaml;
+use crate::yaml::{self, Node, Yaml};
 
 /// The formats that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +65,55 @@ pub struct LoadRequest<'a> {
 /// `None` when it can't be used at all; a dataset with errors in `diags` is there for more checks
 /// (of its cases), never to be built.
 pub fn load(request: &LoadRequest, diags: &mut Diagnostics) -> Option<Dataset> {
-    eval_yaml::load(request, diags)
+    let found = find::find(request, diags)?;
+    match found.format {
+        Format::EvalYaml => eval_yaml::load(found, request, diags),
+        Format::HarborTask => harbor_task::load(found, request, diags),
+    }
+}
+
+/// The `batch.yaml` of these inputs: one list, in which the items of inputs that are lists stand
+/// for themselves (agent-eval-harness 3.1).
+pub fn batch_yaml<'a>(inputs: impl IntoIterator<Item = &'a Yaml>) -> String {
+    let mut entries = Vec::new();
+    for input in inputs {
+        match input {
+            Yaml::Null => {}
+            Yaml::Seq(items) => entries.extend(items.iter().cloned()),
+            value => entries.push(Node {
+                value: value.clone(),
+                span: 0..0,
+            }),
+        }
+    }
+    yaml::emit(&Yaml::Seq(entries))
+}
+
+/// `~` and `~/…` with the home directory in place of the tilde.
+fn expand_home(text: &str, home: Option<&Path>) -> String {
+    let rest = match text.strip_prefix('~') {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => rest,
+        _ => return text.to_owned(),
+    };
+    match home.and_then(Path::to_str) {
+        Some(home) => format!("{}{rest}", home.trim_end_matches('/')),
+        None => text.to_owned(),
+    }
+}
+
+/// Whether Harbor would delete the first line of this instruction (harbor.md 3).
+fn canary_line(instruction: &str) -> bool {
+    let line = instruction
+        .split('\n')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_lowercase();
+    let comment = line
+        .strip_prefix("<!--")
+        .and_then(|rest| rest.strip_suffix("-->"))
+        .or_else(|| line.strip_prefix('#'));
+    comment.is_some_and(|text| text.contains("canary"))
 }
 
 /// What was read of a dataset, its cases excepted.
@@ -68,6 +124,10 @@ pub struct Dataset {
     pub name: String,
     /// What it is about.
     pub description: String,
+    /// `dataset.schema`: what a case holds, in words.
+    pub schema: String,
+    /// Fields of the input that instructions mention.
+    pub template_fields: BTreeSet<String>,
     /// Where sources may lie.
     pub sources: Sources,
     /// The cases, sorted by id (bytewise).
@@ -78,8 +138,8 @@ pub struct Dataset {
     pub judge_files: Vec<JudgeFile>,
     /// Whether every case has its own workspace, or all share one.
     pub mode: Mode,
-    /// The skill under test, when its files are part of the workspace.
-    pub skill: Option<SkillSource>,
+    /// The skills under test whose files are part of the workspace (policy 1).
+    pub skills: Vec<SkillSource>,
     /// What the agent may and may not do, and which of its tools are answered for.
     pub interception: Interception,
     /// How an agent is run locally.

@@ -1,235 +1,391 @@
-//! The reader of `eval.yaml`. Being written: the simple shape only.
+//! The reader of `eval.yaml` and its case directories (agent-eval-harness 1).
+//!
+//! Owns which keys the file may have and what they may be; each block has a file. Refuses to know
+//! targets. Invariant: everything that is wrong is told in one pass, at its place; a block that is
+//! null counts as absent.
 
-use std::collections::BTreeMap;
-use std::fs;
+mod around;
+mod case;
+mod execution;
+mod judging;
+mod sources;
+
 use std::path::Path;
-use std::sync::Arc;
 
-use super::{
-    Case, CaseReader, Dataset, Execution, Format, Instruction, Interception, Judge, Listed,
-    LoadRequest, Material, Mode, Rest, Runner, SharedEntry, Sources, Step, Verification, Verifier,
-};
-use crate::diag::{Diagnostic, Diagnostics, Rule, Source};
-use crate::fs::{Root, Roots};
-use crate::path::{CaseId, TreePath};
-use crate::template;
-use crate::yaml::{self, Document, Yaml};
+use self::case::Reader;
+use self::execution::ExecutionBlocks;
+use super::casepack_yaml::{self, CasepackYaml};
+use super::find::{self, Found};
+use super::{Dataset, Format, Interception, LoadRequest, Mode, expand_home, files};
+use crate::diag::{Diagnostics, Place, Rule, Severity};
+use crate::template::python_str;
+use crate::yaml::{Document, Fields, Value, Yaml};
 
-pub(super) fn load(request: &LoadRequest, diags: &mut Diagnostics) -> Option<Dataset> {
-    let mut path = request.cwd.join(request.path);
-    if path.is_dir() {
-        path.push("eval.yaml");
-    }
-    let document = parse(&path, "eval.yaml", Rule::ConfigNotFound, diags)?;
-    let top = &document.root.value;
-    let directory = path.parent()?.to_owned();
-    let project = match request.project_root {
-        Some(root) => request.cwd.join(root),
-        None if directory.starts_with(request.cwd) => request.cwd.to_owned(),
-        None => directory.clone(),
-    };
-    let cases_dir = directory.join(text(top, &["dataset", "path"]).unwrap_or_default());
-    let (Ok(project_root), Ok(dataset_root)) = (Root::open(&project), Root::open(&cases_dir))
-    else {
-        diags.push(Diagnostic::new(
-            Rule::DatasetNotFound,
-            "The directory of the cases does not exist.",
-        ));
-        return None;
-    };
-    let mut cases: Vec<CaseId> = fs::read_dir(&cases_dir)
-        .ok()?
-        .flatten()
-        .filter(|entry| entry.path().is_dir())
-        .filter_map(|entry| CaseId::new(entry.file_name().to_str()?).ok())
-        .filter(|id| !id.as_str().starts_with('.') && id.as_str() != "__pycache__")
+/// The blocks of the file.
+const BLOCKS: [&str; 18] = [
+    "name",
+    "description",
+    "skill",
+    "permissions",
+    "thresholds",
+    "dataset",
+    "execution",
+    "runner",
+    "models",
+    "mlflow",
+    "outputs",
+    "inputs",
+    "traces",
+    "judges",
+    "reward",
+    "hooks",
+    "generation",
+    "casepack",
+];
+
+/// Reads the config that was found, and where its cases are.
+pub(super) fn load(
+    found: Found,
+    request: &LoadRequest,
+    diags: &mut Diagnostics,
+) -> Option<Dataset> {
+    let shown = shown(&found.path, &found.project);
+    let document = find::read_yaml(&found.path, shown, diags)?;
+    let mut top = Fields::root(&document, diags)?;
+    top_keys(&document, diags);
+    let name = top
+        .get("name")
+        .and_then(|value| text(&value, diags))
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| stem(&found.path));
+    let description = top
+        .get("description")
+        .and_then(|value| text(&value, diags))
+        .unwrap_or_default();
+    let (cases, schema, mut files) = dataset_block(&mut top, diags);
+    let blocks = execution::read(&mut top, diags);
+    let steps: Vec<&str> = blocks
+        .steps
+        .iter()
+        .filter_map(|step| step.id.as_deref())
         .collect();
-    cases.sort();
-    let mut listed = Vec::new();
-    let mut shared = Vec::new();
-    if let Some(Yaml::Seq(files)) = get(top, &["dataset", "workspace", "files"]) {
-        for (index, node) in files.iter().enumerate() {
-            let field = format!("dataset.workspace.files[{index}]");
-            if let Some(text) = node.value.as_str() {
-                listed.push(Listed {
-                    source: text.trim_end_matches('/').to_owned(),
-                    dest: TreePath::new(text.trim_end_matches('/')).ok(),
-                    by_user: true,
-                    place: None,
-                    field,
-                });
-            } else if let (Some(dest), Some(source)) =
-                (text(&node.value, &["dest"]), text(&node.value, &["source"]))
-            {
-                shared.push(SharedEntry {
-                    dest: TreePath::new(&dest).ok()?,
-                    source,
-                    place: None,
-                    field,
-                });
-            }
-        }
+    let (mut verification, wanted) = judging::read(&mut top, &steps, diags);
+    let tools = around::inputs(&mut top, diags);
+    codex(&mut top, &blocks, tools.place.as_ref(), diags);
+    let permissions = around::permissions(&mut top, diags);
+    let hooks = around::hooks(&mut top, blocks.mode, diags);
+    around::generation(&mut top, diags);
+    around::mlflow(&mut top, diags);
+    if blocks.mode == Mode::Batch {
+        batch_files(&files, diags);
     }
-    let mut judges = Vec::new();
-    if let Some(Yaml::Seq(items)) = get(top, &["judges"]) {
-        for node in items {
-            judges.push(Judge {
-                name: text(&node.value, &["name"]).unwrap_or_default(),
-                check: text(&node.value, &["check"]),
-                prompt: text(&node.value, &["prompt"]),
-                condition: text(&node.value, &["if"]),
-                samples: 1,
-                ..Judge::default()
-            });
-        }
-    }
-    let runner = Runner {
-        kind: text(top, &["runner", "type"]).unwrap_or_else(|| "claude-code".into()),
-        command: text(top, &["runner", "command"]).map(super::RunnerCommand::Text),
-        ..Runner::default()
+    let (options, stage_skill) = options(&mut top, found.casepack, diags);
+    top.finish_open();
+
+    verification.judge_model.clone_from(&blocks.judge_model);
+    let mut places = sources::open(
+        &found.path,
+        &found.project,
+        cases.as_ref(),
+        &blocks.plugin_dirs,
+        request,
+        diags,
+    )?;
+    let judge_files = places.judge_files(&wanted, &mut verification, diags);
+    let mut handlers = tools.handlers;
+    places.handler_files(&tools.files, &mut handlers, diags);
+    let skills = places.skills(&blocks, stage_skill, diags);
+    let interception = Interception {
+        permissions,
+        tools: handlers,
+        hook_model: blocks.hook_model,
+        handlers_file: places.beside("tool_handlers.yaml"),
+        settings: blocks
+            .settings
+            .as_ref()
+            .map_or(serde_json::Value::Null, |settings| {
+                settings.yaml().to_tagged_json()
+            }),
     };
+    let listed = match blocks.mode {
+        Mode::Case => files.listed,
+        Mode::Batch => Vec::new(),
+    };
+    let cases = places.cases(diags);
+    let shown = places.shown_cases();
+    let sources = places.finish()?;
+    for entry in &mut files.shared {
+        entry.source = expand_home(&entry.source, request.home);
+    }
     Some(Dataset {
         format: Format::EvalYaml,
-        name: text(top, &["name"]).unwrap_or_else(|| "eval".into()),
-        description: text(top, &["description"]).unwrap_or_default(),
-        sources: Sources {
-            roots: Roots::new(vec![Arc::new(project_root), Arc::new(dataset_root)]),
-            dataset_root: 1,
-            config: path,
-            project,
-            guarded: vec![(1, None)],
-        },
+        name,
+        description,
+        schema,
+        template_fields: execution::fields(&blocks.steps),
         cases,
-        shared,
-        judge_files: Vec::new(),
-        mode: Mode::Case,
-        skill: None,
-        interception: Interception::default(),
-        execution: Execution {
-            runner,
-            ..Execution::default()
-        },
-        verification: Verification {
-            judges,
-            ..Verification::default()
-        },
-        hooks: Vec::new(),
-        options: BTreeMap::new(),
+        shared: files.shared,
+        judge_files,
+        mode: blocks.mode,
+        skills,
+        interception,
         reader: Box::new(Reader {
+            steps: blocks.steps,
+            multi_step: blocks.multi_step,
+            runner: blocks.execution.runner.clone(),
             listed,
-            prompt: text(top, &["execution", "prompt"]),
-            skill: text(top, &["execution", "skill"]).unwrap_or_default(),
-            arguments: text(top, &["execution", "arguments"]).unwrap_or_default(),
+            shown,
         }),
+        execution: blocks.execution,
+        verification,
+        hooks,
+        options,
+        sources,
     })
 }
 
-fn get<'a>(top: &'a Yaml, keys: &[&str]) -> Option<&'a Yaml> {
-    keys.iter()
-        .try_fold(top, |value, key| value.get(key).map(|node| &node.value))
-}
-
-fn text(top: &Yaml, keys: &[&str]) -> Option<String> {
-    get(top, keys)?.as_str().map(str::to_owned)
-}
-
-fn parse(path: &Path, name: &str, missing: Rule, diags: &mut Diagnostics) -> Option<Document> {
-    let Ok(text) = fs::read_to_string(path) else {
-        diags.push(
-            Diagnostic::new(missing, format!("There is no readable file '{name}'.")).file(name),
-        );
-        return None;
-    };
-    let name = name.to_owned();
-    yaml::parse(Arc::new(Source { name, text }))
-        .map_err(|diagnostic| diags.push(*diagnostic))
-        .ok()
-}
-
-struct Reader {
-    listed: Vec<Listed>,
-    prompt: Option<String>,
-    skill: String,
-    arguments: String,
-}
-
-impl CaseReader for Reader {
-    fn read(&self, dataset: &Dataset, id: &CaseId, diags: &mut Diagnostics) -> Option<Case> {
-        let root = dataset.sources.roots.get(dataset.sources.dataset_root)?;
-        let directory = root.path().join(id.as_str());
-        let input_name = ["input.yaml", "input.yml", "input.json"]
-            .into_iter()
-            .find(|name| directory.join(name).exists())
-            .unwrap_or("input.yaml");
-        let shown = format!("{id}/{input_name}");
-        let input = parse(
-            &directory.join(input_name),
-            &shown,
-            Rule::InputMissing,
-            diags,
-        )?
-        .root
-        .value;
-        let annotations = if directory.join("annotations.yaml").exists() {
-            parse(
-                &directory.join("annotations.yaml"),
-                &format!("{id}/annotations.yaml"),
-                Rule::InputInvalid,
-                diags,
-            )?
-            .root
-            .value
-        } else {
-            Yaml::Null
-        };
-        let render = |template: &str| template::render(template, &input, &Yaml::Null);
-        let text = match &self.prompt {
-            Some(prompt) => render(prompt),
-            None => render(&self.arguments)
-                .map(|text| format!("/{} {text}", self.skill).trim_end().to_owned()),
-        };
-        let text = match text {
-            Ok(text) => text,
-            Err(error) => {
-                diags.push(Diagnostic::new(Rule::TemplateMissingField, error.to_string()).case(id));
-                return None;
-            }
-        };
-        let mut listed: Vec<Listed> = [input_name, "answers.yaml"]
-            .into_iter()
-            .map(|name| Listed {
-                source: name.to_owned(),
-                dest: TreePath::new(name).ok(),
-                by_user: false,
-                place: None,
-                field: String::new(),
-            })
-            .collect();
-        listed.extend(self.listed.iter().cloned());
-        Some(Case {
-            id: id.clone(),
-            material: Material {
-                root: dataset.sources.dataset_root,
-                dir: Some(id.to_path()),
-                listed,
-                generated: Vec::new(),
-                rest: Rest::Evaluation,
-            },
-            steps: vec![Step {
-                id: None,
-                instruction: Instruction::Text(text),
-                timeout_sec: None,
-                max_budget_usd: None,
-                env: BTreeMap::new(),
-                runner: None,
-                stop_on_failure: true,
-            }],
-            multi_step: false,
-            input,
-            annotations,
-            image: None,
-            metadata: BTreeMap::new(),
-            verifier: Verifier::Judges,
-        })
+/// The name of the config in findings.
+fn shown(path: &Path, project: &Path) -> String {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    match real.strip_prefix(project) {
+        Ok(below) => below.display().to_string(),
+        Err(_) => path.display().to_string(),
     }
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(
+        || "eval".to_owned(),
+        |stem| stem.to_string_lossy().into_owned(),
+    )
+}
+
+/// Warns of a top-level key that is one edit away from a block: all others belong to other tools
+/// (policy 11).
+fn top_keys(document: &Document, diags: &mut Diagnostics) {
+    let Yaml::Map(entries) = &document.root.value else {
+        return;
+    };
+    let present = |name: &str| document.root.value.get(name).is_some();
+    for (name, value) in Value::root(document)
+        .entries(&mut diags.fork())
+        .unwrap_or_default()
+    {
+        if name == "extends" {
+            diags.push(
+                value
+                    .finding(
+                        Rule::Unsupported,
+                        "`extends` is not supported: what it brings would be missing.",
+                    )
+                    .help("Write everything into one file."),
+            );
+        }
+        if BLOCKS.contains(&name) || name.len() > 100 {
+            continue;
+        }
+        let near = BLOCKS.into_iter().find(|block| {
+            !present(block) && strsim::damerau_levenshtein(&name.to_lowercase(), block) <= 1
+        });
+        let key = entries
+            .iter()
+            .map(|(key, _)| key)
+            .find(|key| key.value.as_str() == Some(name));
+        if let (Some(block), Some(key)) = (near, key) {
+            diags.push(
+                value
+                    .finding(
+                        Rule::UnknownKey,
+                        format!("`{name}` is not a known key, so it has no effect."),
+                    )
+                    .at(&document.source, key.span.clone())
+                    .help(format!("Did you mean `{block}`?")),
+            );
+        }
+    }
+}
+
+/// `dataset`: where the cases are, the schema, and `workspace.files`.
+fn dataset_block<'d>(
+    top: &mut Fields<'d>,
+    diags: &mut Diagnostics,
+) -> (Option<Value<'d>>, String, files::Files) {
+    let Some(mut dataset) = top.fields("dataset", diags) else {
+        return (None, String::new(), files::Files::default());
+    };
+    let path = dataset.get("path").filter(|value| {
+        let Some(text) = value.str(diags) else {
+            return false;
+        };
+        let upwards = text.split('/').any(|part| part == "..");
+        if upwards {
+            diags.push(
+                value
+                    .finding(
+                        Rule::ParentTraversal,
+                        format!("The dataset path `{text}` leads upwards (`..`)."),
+                    )
+                    .help("Move eval.yaml above the cases, or write an absolute path.")
+                    .entry(text),
+            );
+        }
+        !upwards
+    });
+    let schema = dataset
+        .get("schema")
+        .and_then(|value| text(&value, diags))
+        .unwrap_or_default();
+    let files = files::workspace(&mut dataset, diags);
+    dataset.finish(diags);
+    (path, schema, files)
+}
+
+/// What codex can't do (agent-eval-harness 1.2).
+fn codex(
+    top: &mut Fields<'_>,
+    blocks: &ExecutionBlocks<'_>,
+    tools: Option<&Place>,
+    diags: &mut Diagnostics,
+) {
+    let runners = std::iter::once((&blocks.execution.runner, "runner.type".to_owned())).chain(
+        blocks.steps.iter().enumerate().filter_map(|(index, step)| {
+            Some((
+                step.runner.as_ref()?,
+                format!("execution.steps[{index}].runner.type"),
+            ))
+        }),
+    );
+    // A step's own place is not kept; the block it belongs to is near enough.
+    let place = |field: &str, top: &mut Fields<'_>| {
+        let block = if field == "runner.type" {
+            "runner"
+        } else {
+            "execution"
+        };
+        let value = top.get(block)?;
+        let inner = value
+            .fields(&mut Diagnostics::default())
+            .and_then(|mut fields| fields.get("type"));
+        Some(inner.unwrap_or(value).place())
+    };
+    for (runner, field) in runners.filter(|(runner, _)| runner.kind == "codex") {
+        let at = place(&field, top);
+        let finding = |message: &str| {
+            crate::diag::Diagnostic::new(Rule::Unsupported, message)
+                .at_place(at.as_ref())
+                .field(field.clone())
+        };
+        if let Some(tools) = tools {
+            diags.push(
+                finding("The runner codex does not support `inputs.tools`.")
+                    .help("Use claude-code, or remove the tool handlers.")
+                    .related(Some(tools), "the tool handlers"),
+            );
+        }
+        if runner.repo_mode {
+            diags.push(
+                finding("The runner codex does not support `workspace_mode: repo`: nothing would keep it from the answer keys.")
+                    .help("Remove workspace_mode, or use claude-code."),
+            );
+        }
+    }
+}
+
+fn batch_files(files: &files::Files, diags: &mut Diagnostics) {
+    let Some(first) = files.listed.first() else {
+        return;
+    };
+    let names: Vec<String> = files
+        .listed
+        .iter()
+        .map(|entry| format!("`{}`", entry.source))
+        .collect();
+    diags.push(
+        crate::diag::Diagnostic::new(
+            Rule::BatchFilesIgnored,
+            format!("With `mode: batch` all cases share one workspace, so {} of each case stays behind.", names.join(", ")),
+        )
+        .help("Use mode: case, or a shared {dest, source} entry.")
+        .at_place(first.place.as_ref())
+        .field("dataset.workspace.files"),
+    );
+}
+
+/// Options: those of `casepack.yaml` win over the `casepack:` block (policy 33).
+fn options(
+    top: &mut Fields<'_>,
+    casepack: Option<CasepackYaml>,
+    diags: &mut Diagnostics,
+) -> (std::collections::BTreeMap<String, super::OptionValue>, bool) {
+    let (mut options, mut stage_skill) = match top.get("casepack") {
+        Some(value) => casepack_yaml::options(&value, &[], diags),
+        None => Default::default(),
+    };
+    if let Some(casepack) = casepack {
+        options.extend(casepack.options);
+        stage_skill = casepack.stage_skill.or(stage_skill);
+    }
+    (options, stage_skill.unwrap_or(true))
+}
+
+/// A text; numbers, booleans and dates count as what Python's `str` makes of them, where the
+/// harness does not look at the type.
+fn text(value: &Value<'_>, diags: &mut Diagnostics) -> Option<String> {
+    match value.yaml() {
+        Yaml::Int(_) | Yaml::Float(_) | Yaml::Bool(_) | Yaml::Date(_) | Yaml::DateTime(_) => {
+            Some(python_str(value.yaml()))
+        }
+        _ => value.str(diags).map(str::to_owned),
+    }
+}
+
+/// A number as it is, without a finding.
+fn number(value: &Value<'_>) -> Option<f64> {
+    match value.yaml() {
+        Yaml::Int(number) => number.to_string().parse().ok(),
+        Yaml::Float(number) => Some(*number),
+        _ => None,
+    }
+}
+
+fn bad_number(value: &Value<'_>, what: &str, diags: &mut Diagnostics) {
+    diags.push(
+        value
+            .finding(
+                Rule::BadValue,
+                format!("`{}` must be {what}.", value.path()),
+            )
+            .help(format!("Write {what}, without quotes."))
+            .severity(Severity::Error),
+    );
+}
+
+/// A number above zero.
+fn positive(value: &Value<'_>, diags: &mut Diagnostics) -> Option<f64> {
+    let found = number(value).filter(|number| *number > 0.0 && number.is_finite());
+    if found.is_none() {
+        bad_number(value, "a number above 0", diags);
+    }
+    found
+}
+
+/// A number of at least zero.
+fn non_negative(value: &Value<'_>, diags: &mut Diagnostics) -> Option<f64> {
+    let found = number(value).filter(|number| *number >= 0.0 && number.is_finite());
+    if found.is_none() {
+        bad_number(value, "a number of at least 0", diags);
+    }
+    found
+}
+
+/// A whole number of at least one.
+fn whole(value: &Value<'_>, diags: &mut Diagnostics) -> Option<i64> {
+    let found = match value.yaml() {
+        Yaml::Int(number) => i64::try_from(number).ok().filter(|number| *number > 0),
+        _ => None,
+    };
+    if found.is_none() {
+        bad_number(value, "a whole number of at least 1", diags);
+    }
+    found
 }
