@@ -95,13 +95,19 @@ impl Content {
     ) -> Result<(Mode, Self), ReadError> {
         let (mut file, stamp) = root.open_file(path)?;
         let mode = Mode::of(&stamp);
-        if stamp.size <= keep {
-            return Ok((mode, Self::bytes(read_open(&file, &stamp, keep)?)));
-        }
-        let (digest, size) = hash_reader(&mut file)?;
-        if size != stamp.size || Stamp::of_open(&file)?.1 != stamp {
-            return Err(ReadError::Changed);
-        }
+        let (digest, size) = if stamp.size <= keep.max(SMALL) {
+            let content = Self::bytes(read_open(&file, &stamp, u64::MAX)?);
+            if content.size <= keep {
+                return Ok((mode, content));
+            }
+            (content.digest, content.size)
+        } else {
+            let hashed = hash_reader(&mut file)?;
+            if hashed.1 != stamp.size || Stamp::of_open(&file)?.1 != stamp {
+                return Err(ReadError::Changed);
+            }
+            hashed
+        };
         let data = Data::File {
             root: Arc::clone(root),
             path: path.clone(),
@@ -110,6 +116,9 @@ impl Content {
         Ok((mode, Self { digest, size, data }))
     }
 }
+
+/// Files that are read at once even if their bytes are not kept.
+const SMALL: u64 = 64 * 1024;
 
 /// One file of a tree.
 #[derive(Debug, Clone)]
@@ -341,3 +350,6 @@ pub struct BadThing {
     /// Why.
     pub why: String,
 }
+
+#[cfg(test)]
+mod tests;

@@ -146,7 +146,7 @@ fn opens_nothing_but_regular_files() {
             "{large:?}"
         );
         if !rustix::process::geteuid().is_root() {
-            fs::set_permissions(at.join("file"), fs::Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(at.join("file"), fs::Permissions::from_mode(0o000)).unwrap();
             let refused = root.read(&path("file"), 100);
             assert!(matches!(refused, Err(ReadError::Io(_))), "{refused:?}");
         }

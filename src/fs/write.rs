@@ -389,3 +389,175 @@ fn set_mode(file: impl AsFd, mode: Mode) -> Result<(), Errno> {
     }
     rustix::fs::fchmod(&file, mode)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn names_in(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_file_takes_its_place_whole() {
+        let temp = TempDir::new().unwrap();
+        let at = temp.path().join("file");
+        write_atomic(&at, b"one", 0o644).unwrap();
+        assert_eq!(
+            (fs::read(&at).unwrap(), mode(&at)),
+            (b"one".to_vec(), 0o644)
+        );
+        write_atomic(&at, b"", 0o755).unwrap();
+        assert_eq!((fs::read(&at).unwrap(), mode(&at)), (Vec::new(), 0o755));
+
+        // A link is replaced, what it names stays.
+        fs::write(temp.path().join("other"), "other").unwrap();
+        symlink("other", temp.path().join("link")).unwrap();
+        write_atomic(&temp.path().join("link"), b"two", 0o600).unwrap();
+        assert_eq!(fs::read(temp.path().join("link")).unwrap(), b"two");
+        assert_eq!(fs::read(temp.path().join("other")).unwrap(), b"other");
+
+        fs::create_dir(temp.path().join("dir")).unwrap();
+        assert!(write_atomic(&temp.path().join("dir"), b"", 0o644).is_err());
+        assert!(write_atomic(&temp.path().join("none/file"), b"", 0o644).is_err());
+        assert!(write_atomic(Path::new("/"), b"", 0o644).is_err());
+        assert_eq!(names_in(temp.path()), ["dir", "file", "link", "other"]);
+    }
+
+    #[test]
+    fn a_directory_takes_its_place_whole_or_leaves_no_trace() {
+        let temp = TempDir::new().unwrap();
+        let dest = temp.path().join("dest");
+        for round in ["one", "two"] {
+            let staged = StagedDir::new(temp.path()).unwrap();
+            fs::write(staged.path().join(round), round).unwrap();
+            assert_eq!(mode(staged.path()), 0o755);
+            staged.commit(&dest).unwrap();
+            assert_eq!(names_in(&dest), [round]);
+            assert_eq!(names_in(temp.path()), ["dest"]);
+        }
+        let staged = StagedDir::new(temp.path()).unwrap();
+        fs::write(staged.path().join("three"), "").unwrap();
+        drop(staged);
+        assert_eq!(names_in(temp.path()), ["dest"]);
+
+        // By steps, as where the system can't exchange.
+        let staged = StagedDir::new(temp.path()).unwrap();
+        fs::write(staged.path().join("four"), "").unwrap();
+        let parent = rustix::fs::open(temp.path(), open::DIR, Mode::empty()).unwrap();
+        staged.exchange_in_steps(parent.as_fd(), c"dest").unwrap();
+        assert_eq!(names_in(&dest), ["four"]);
+        assert_eq!(names_in(staged.path()), ["two"]);
+        drop(staged);
+        assert_eq!(names_in(temp.path()), ["dest"]);
+    }
+
+    #[test]
+    fn a_directory_takes_no_place_of_something_else() {
+        let temp = TempDir::new().unwrap();
+        fs::create_dir(temp.path().join("real")).unwrap();
+        fs::write(temp.path().join("real/file"), "").unwrap();
+        fs::write(temp.path().join("file"), "").unwrap();
+        symlink("real", temp.path().join("link")).unwrap();
+        for dest in ["file", "link", "none/dest"] {
+            let staged = StagedDir::new(temp.path()).unwrap();
+            assert!(staged.commit(&temp.path().join(dest)).is_err(), "{dest}");
+        }
+        assert_eq!(names_in(temp.path()), ["file", "link", "real"]);
+        assert_eq!(names_in(&temp.path().join("real")), ["file"]);
+    }
+
+    #[test]
+    fn removes_without_following() {
+        let temp = TempDir::new().unwrap();
+        let at = temp.path();
+        fs::create_dir_all(at.join("keep/dir")).unwrap();
+        fs::write(at.join("keep/dir/file"), "").unwrap();
+        fs::create_dir_all(at.join("go/a/b/c")).unwrap();
+        symlink(at.join("keep"), at.join("go/link")).unwrap();
+        symlink("../../keep", at.join("go/a/link")).unwrap();
+        symlink("keep", at.join("top-link")).unwrap();
+        fs::write(at.join("go/a/b/file"), "").unwrap();
+        // As package caches are left; nothing to root.
+        fs::set_permissions(at.join("go/a/b"), fs::Permissions::from_mode(0o555)).unwrap();
+        for name in ["go", "top-link", "none", "none/none"] {
+            remove_tree(&at.join(name)).unwrap();
+        }
+        assert_eq!(names_in(at), ["keep"]);
+        assert_eq!(names_in(&at.join("keep/dir")), ["file"]);
+    }
+
+    #[test]
+    fn removes_wide_and_deep() {
+        let temp = TempDir::new().unwrap();
+        let top = temp.path().join("top");
+        let mut deep = top.clone();
+        for level in 0..100 {
+            deep.push("d");
+            fs::create_dir_all(&deep).unwrap();
+            for sibling in ["x", "y"] {
+                fs::create_dir(deep.join(sibling)).unwrap();
+                fs::write(deep.join(sibling).join("file"), format!("{level}")).unwrap();
+            }
+        }
+        remove_tree(&top).unwrap();
+        assert!(names_in(temp.path()).is_empty());
+    }
+
+    #[test]
+    fn sweeps_what_the_dead_left_and_nothing_else() {
+        let temp = TempDir::new().unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id();
+        child.wait().unwrap();
+        let alive = std::process::id();
+        let next = NEXT.load(Ordering::Relaxed) + 1_000_000;
+        let left = [
+            format!(".casepack-{dead}-0"),
+            // A process of an earlier container that had our number.
+            format!(".casepack-{alive}-{next}"),
+        ];
+        for name in &left {
+            fs::create_dir_all(temp.path().join(name).join("dir")).unwrap();
+        }
+        fs::write(temp.path().join(format!(".casepack-{dead}-1")), "").unwrap();
+        let kept = [
+            ".casepack-",
+            ".casepack-x-1",
+            ".casepack-0-1",
+            ".casepack--1-1",
+            ".other",
+            "dest",
+        ];
+        for name in kept {
+            fs::create_dir(temp.path().join(name)).unwrap();
+        }
+        symlink("dest", temp.path().join(format!(".casepack-{dead}-2"))).unwrap();
+        let ours = StagedDir::new(temp.path()).unwrap();
+        // Locked by somebody whose process we can't see.
+        let foreign = temp.path().join(format!(".casepack-{dead}-3"));
+        fs::create_dir(&foreign).unwrap();
+        let lock = fs::File::open(&foreign).unwrap();
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
+
+        assert_eq!(sweep_stale(temp.path()).unwrap(), 3);
+        assert!(ours.path().exists() && foreign.exists());
+        assert_eq!(names_in(temp.path()).len(), kept.len() + 3);
+        drop(lock);
+        assert_eq!(sweep_stale(temp.path()).unwrap(), 1);
+    }
+}

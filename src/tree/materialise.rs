@@ -282,3 +282,134 @@ fn copy_by_hand(mut from: &File, to: &OwnedFd, content: &Content) -> Result<(), 
         Err(Copy::Read(ReadError::Changed))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::fs::Root;
+    use crate::tree::TreeBuilder;
+
+    /// A tree of one file at `d/f` that stays on the disk at `source`.
+    fn tree_of(root: &Arc<Root>, source: &str) -> Tree {
+        let (mode, content) = Content::from_file(root, &TreePath::new(source).unwrap(), 0).unwrap();
+        assert!(matches!(content.data, Data::File { .. }));
+        let mut builder = TreeBuilder::new();
+        builder
+            .insert(TreePath::new("d/f").unwrap(), mode, content)
+            .unwrap();
+        builder.finish()
+    }
+
+    fn into(dir: &Path) -> OwnedFd {
+        fs::create_dir(dir).unwrap();
+        File::open(dir).unwrap().into()
+    }
+
+    #[test]
+    fn large_files_keep_their_content_and_holes() {
+        const MB: u64 = 1 << 20;
+        let temp = TempDir::new().unwrap();
+        let at = temp.path().join("sparse");
+        let file = File::create(&at).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"head", 0).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"middle", 7 * MB).unwrap();
+        file.set_len(16 * MB).unwrap();
+        drop(file);
+        let root = Arc::new(Root::open(temp.path()).unwrap());
+        let tree = tree_of(&root, "sparse");
+        let written = materialise(&tree, into(&temp.path().join("out"))).unwrap();
+        assert_eq!(
+            written,
+            Written {
+                files: 1,
+                bytes: 16 * MB
+            }
+        );
+        let out = temp.path().join("out/d/f");
+        assert!(fs::read(&out).unwrap() == fs::read(&at).unwrap());
+        if fs::metadata(&at).unwrap().blocks() * 512 < MB && cfg!(target_os = "linux") {
+            assert!(fs::metadata(&out).unwrap().blocks() * 512 < MB);
+        }
+    }
+
+    #[test]
+    fn copies_by_hand_only_what_was_hashed() {
+        let temp = TempDir::new().unwrap();
+        fs::write(temp.path().join("f"), vec![7; 300_000]).unwrap();
+        let root = Arc::new(Root::open(temp.path()).unwrap());
+        let tree = tree_of(&root, "f");
+        let content = &tree.iter().next().unwrap().1.content;
+        let from = File::open(temp.path().join("f")).unwrap();
+        let to = File::create(temp.path().join("to")).unwrap().into();
+        assert!(copy_by_hand(&from, &to, content).is_ok());
+        assert!(fs::read(temp.path().join("to")).unwrap() == vec![7; 300_000]);
+        fs::write(temp.path().join("other"), vec![8; 300_000]).unwrap();
+        let from = File::open(temp.path().join("other")).unwrap();
+        let copied = copy_by_hand(&from, &to, content);
+        assert!(matches!(copied, Err(Copy::Read(ReadError::Changed))));
+    }
+
+    #[test]
+    fn refuses_a_source_that_is_not_what_was_hashed() {
+        type Change = fn(&Path);
+        let changes: [(&str, Change); 4] = [
+            ("rewritten", |at| fs::write(at, "other").unwrap()),
+            ("replaced", |at| {
+                fs::write(at.with_extension("new"), "first").unwrap();
+                fs::rename(at.with_extension("new"), at).unwrap();
+            }),
+            ("a link", |at| {
+                fs::rename(at, at.with_extension("real")).unwrap();
+                symlink(at.with_extension("real"), at).unwrap();
+            }),
+            ("gone", |at| fs::remove_file(at).unwrap()),
+        ];
+        for (name, change) in changes {
+            let temp = TempDir::new().unwrap();
+            let at = temp.path().join("f");
+            fs::write(&at, "first").unwrap();
+            let root = Arc::new(Root::open(temp.path()).unwrap());
+            let tree = tree_of(&root, "f");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            change(&at);
+            let error = materialise(&tree, into(&temp.path().join("out"))).unwrap_err();
+            assert!(
+                matches!(error, MaterialiseError::Source { .. }),
+                "{name}: {error:?}"
+            );
+            assert!(error.to_string().contains("d/f"), "{error}");
+        }
+    }
+
+    #[test]
+    fn writes_over_nothing_and_through_no_link() {
+        let temp = TempDir::new().unwrap();
+        let mut builder = TreeBuilder::new();
+        let path = TreePath::new("d/f").unwrap();
+        builder
+            .insert(path, Mode::Regular, Content::bytes(*b"new"))
+            .unwrap();
+        let tree = builder.finish();
+        fs::create_dir(temp.path().join("away")).unwrap();
+        let prepare: [fn(&Path); 3] = [
+            |out| symlink("../away", out.join("d")).unwrap(),
+            |out| fs::write(out.join("d"), "old").unwrap(),
+            |out| fs::create_dir(out.join("d")).unwrap(),
+        ];
+        for (number, prepare) in prepare.iter().enumerate() {
+            let out = temp.path().join(format!("out{number}"));
+            let handle = into(&out);
+            prepare(&out);
+            let error = materialise(&tree, handle).unwrap_err();
+            assert!(matches!(error, MaterialiseError::Write { .. }), "{error:?}");
+        }
+        assert_eq!(fs::read_dir(temp.path().join("away")).unwrap().count(), 0);
+    }
+}
