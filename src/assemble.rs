@@ -204,7 +204,7 @@ fn shared(
             diags.push(say(
                 Rule::SharedSourceMissing,
                 format!("The shared source '{}' is skipped: {error}.", entry.source),
-                "Correct the path; it is relative to the project root.",
+                &missing_help(dataset, entry),
             ));
             return;
         }
@@ -262,6 +262,24 @@ fn shared(
             ),
             "Name a regular file or a directory.",
         )),
+    }
+}
+
+/// Says where the file would be found: most often the command was started elsewhere.
+fn missing_help(dataset: &Dataset, entry: &SharedEntry) -> String {
+    let project = dataset.sources.project.display();
+    let beside = dataset
+        .sources
+        .config
+        .parent()
+        .filter(|dir| dir.join(&entry.source).exists());
+    match beside {
+        Some(dir) => format!(
+            "It exists in {dir}, but sources are relative to the project root, {project}: give \
+             --project-root, or write `casepack: {{project_root: .}}` into the config.",
+            dir = dir.display()
+        ),
+        None => format!("Correct the path; it is relative to the project root, {project}."),
     }
 }
 

@@ -17,13 +17,14 @@ use rayon::prelude::*;
 
 use self::output::{Output, Placed};
 use crate::assemble::{self, Common, Views};
-use crate::dataset::{Case, Dataset, Mode};
+use crate::dataset::{self, Case, Coverage, Dataset, Mode};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
 use crate::path::{CaseId, TreePath};
 use crate::target::{Target, evalhub, harbor};
 use crate::tree::Tree;
+use crate::yaml::Yaml;
 
 /// Which cases: those whose id matches one of the globs; all without globs.
 #[derive(Debug, Clone, Default)]
@@ -118,6 +119,9 @@ struct Done {
     diags: Diagnostics,
     placed: Vec<Placed>,
     package: Option<(String, TreePath, Digest)>,
+    coverage: Option<Coverage>,
+    /// In batch mode: the case's part of the one `batch.yaml`.
+    input: Option<Yaml>,
     failed: bool,
     error: Option<Error>,
     skipped: bool,
@@ -222,7 +226,9 @@ pub fn build(
 
     let mut tasks = Vec::new();
     let mut first_error = None;
-    for (id, done) in all {
+    let mut inputs = Vec::new();
+    for (id, mut done) in all {
+        inputs.extend(done.input.take());
         first_error = first_error.or(done.error);
         if done.skipped {
             summary.interrupted = true;
@@ -256,6 +262,9 @@ pub fn build(
     }
     if let Some(error) = first_error {
         return Err(error);
+    }
+    if dataset.mode == Mode::Batch && !summary.interrupted {
+        batch(&build, &inputs, request.force, diags, &mut summary)?;
     }
     for (target, output) in build.outputs {
         let Some(mut output) = output else { continue };
@@ -347,8 +356,16 @@ fn run(
         // No threads to be had: do it here.
         Err(_) => ids.iter().map(one).collect(),
     };
+    let mut coverage = Coverage::new(build.dataset);
     for done in &mut all {
         diags.append(std::mem::take(&mut done.diags));
+        if let Some(seen) = done.coverage.take() {
+            coverage.merge(seen);
+        }
+    }
+    // Only all cases together can say that a branch of a judge is never taken.
+    if select.globs.is_none() && !all.iter().any(|done| done.skipped || done.failed) {
+        coverage.finish(build.dataset, diags);
     }
     observer.on(Event::StageFinished { stage });
     ids.into_iter().cloned().zip(all).collect()
@@ -361,6 +378,9 @@ impl Build<'_> {
             done.failed = true;
             return;
         };
+        let mut coverage = Coverage::new(self.dataset);
+        coverage.observe(&case);
+        done.coverage = Some(coverage);
         let mut trees: Vec<(usize, TreePath, Tree)> = Vec::new();
         for (at, (target, _)) in self.outputs.iter().enumerate() {
             match target {
@@ -410,6 +430,9 @@ impl Build<'_> {
                     }
                 }
             }
+        }
+        if self.dataset.mode == Mode::Batch {
+            done.input = Some(case.input);
         }
         for (at, place, tree) in trees {
             let Some((_, Some(output))) = self.outputs.get(at) else {
@@ -461,4 +484,45 @@ impl Build<'_> {
         let views = assemble::case(self.dataset, &self.common, &case, diags)?;
         Some((case, views))
     }
+}
+
+/// `dist/workspace/_batch`: the one workspace that all cases share.
+fn batch(
+    build: &Build<'_>,
+    inputs: &[Yaml],
+    force: bool,
+    diags: &mut Diagnostics,
+    summary: &mut Summary,
+) -> Result<(), Error> {
+    let tree = assemble::batch(
+        build.dataset,
+        &build.common,
+        dataset::batch_yaml(inputs).into_bytes(),
+    );
+    let (Ok(name), Ok(id)) = (TreePath::new("_batch"), CaseId::new("_batch")) else {
+        return Ok(());
+    };
+    for (target, output) in &build.outputs {
+        let Some(output) = output.as_ref().filter(|_| *target == Target::Workspace) else {
+            continue;
+        };
+        match output.place(&name, &id, &tree, force)? {
+            Placed::Written(stats) => {
+                summary.files += stats.files;
+                summary.bytes += stats.bytes;
+            }
+            Placed::NotOurs => diags.push(
+                Diagnostic::new(
+                    Rule::OutputNotOurs,
+                    format!(
+                        "{} was changed since casepack wrote it.",
+                        output.shown(&name)
+                    ),
+                )
+                .help("Move it away, or replace it with --force."),
+            ),
+            Placed::SourceFailed(..) | Placed::Unchanged => {}
+        }
+    }
+    Ok(())
 }

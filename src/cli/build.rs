@@ -13,7 +13,7 @@ use crate::plan::{self, Summary};
 use crate::target::Target;
 
 pub(super) fn run(args: &Build, context: &Context) -> Outcome {
-    let mut diags = Diagnostics::new(args.input.levels.levels());
+    let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
     let loaded = match input::load(&args.input, &args.packaging, context, &mut diags) {
         Ok(Some(loaded)) => loaded,
         Ok(None) => return Outcome::of(diags),

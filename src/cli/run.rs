@@ -19,7 +19,7 @@ use crate::target::Target;
 const SAME_SECOND: usize = 100;
 
 pub(super) fn run(args: &Run, context: &Context) -> Outcome {
-    let mut diags = Diagnostics::new(args.input.levels.levels());
+    let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
     let loaded = match input::load(&args.input, &args.packaging, context, &mut diags) {
         Ok(Some(loaded)) => loaded,
         Ok(None) => return Outcome::of(diags),

@@ -13,7 +13,7 @@ use super::args::{
     Deny, Input, LevelArgs, OutputFormat, Packaging, ProgressStyle, Reading, Talk, When,
 };
 use crate::dataset::LoadRequest;
-use crate::diag::Levels;
+use crate::diag::{Levels, Rule};
 use crate::target::harbor;
 
 /// What casepack was told by the machine that it runs on.
@@ -260,6 +260,14 @@ impl LevelArgs {
             deny_warnings: self.deny.contains(&Deny::Warnings),
             allow: self.allow.iter().copied().collect(),
         }
+    }
+
+    /// The same where cases leave the author's hands: an unresolved placeholder, a warning until
+    /// then, is an error (policy 15).
+    pub(crate) fn levels_to_ship(&self) -> Levels {
+        let mut levels = self.levels();
+        levels.deny.insert(Rule::UnresolvedExternalPlaceholder);
+        levels
     }
 }
 

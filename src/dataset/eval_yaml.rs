@@ -79,13 +79,14 @@ pub(super) fn load(
     if blocks.mode == Mode::Batch {
         batch_files(&files, diags);
     }
-    let (options, stage_skill) = options(&mut top, found.casepack, diags);
+    let (mut options, stage_skill) = options(&mut top, found.casepack, diags);
+    let project = find::project_option(&mut options, &found.path, found.project, request, diags);
     top.finish_open();
 
     verification.judge_model.clone_from(&blocks.judge_model);
     let mut places = sources::open(
         &found.path,
-        &found.project,
+        &project,
         cases.as_ref(),
         &blocks.plugin_dirs,
         request,

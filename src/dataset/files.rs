@@ -187,12 +187,7 @@ fn dest(value: &Value<'_>, diags: &mut Diagnostics) -> Option<TreePath> {
         Err(bad) => {
             let what = format!("The dest `{text}`");
             let help = "Write a path relative to the workspace, for example docs/guide.md.";
-            let mut finding = bad.finding(value, &what, help).entry(text);
-            // The entry is left out and told, as the harness does when it copies.
-            if matches!(bad, Bad::Path(_)) {
-                finding = finding.severity(Severity::Warning);
-            }
-            diags.push(finding);
+            diags.push(bad.finding(value, &what, help).entry(text));
             None
         }
     }

@@ -2,13 +2,14 @@
 //!
 //! Owns recognition and the reading of files that the user names. Refuses to know what is in them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::casepack_yaml::{self, CasepackYaml};
-use super::{Format, LoadRequest};
+use super::{Format, LoadRequest, OptionValue};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity, Source};
 use crate::yaml::{self, Document};
 
@@ -233,6 +234,40 @@ fn project(request: &LoadRequest, anchor: &Path, diags: &mut Diagnostics) -> Opt
     match fs::canonicalize(request.cwd) {
         Ok(cwd) if anchor.starts_with(&cwd) => Some(cwd),
         _ => Some(anchor),
+    }
+}
+
+/// The project root that the dataset's own options name, relative to the directory of the config:
+/// a dataset that is built from anywhere has to say so itself. `--project-root` wins; without
+/// either it stays as it was found (policy 12).
+pub(super) fn project_option(
+    options: &mut BTreeMap<String, OptionValue>,
+    config: &Path,
+    found: PathBuf,
+    request: &LoadRequest,
+    diags: &mut Diagnostics,
+) -> PathBuf {
+    let Some(option) = options.remove("project-root") else {
+        return found;
+    };
+    if request.project_root.is_some() {
+        return found;
+    }
+    let base = config.parent().unwrap_or(config);
+    match fs::canonicalize(base.join(&option.text)) {
+        Ok(root) if root.is_dir() => root,
+        _ => {
+            diags.push(
+                Diagnostic::new(
+                    Rule::BadValue,
+                    format!("The project root '{}' is no directory.", option.text),
+                )
+                .help("Write it relative to the directory of the config.")
+                .at_place(option.place.as_ref())
+                .field("casepack.project_root"),
+            );
+            found
+        }
     }
 }
 
