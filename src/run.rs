@@ -5,21 +5,37 @@
 //! package can not carry: the agent's command, its environment and the fields of the input.
 //! Invariant: what an agent left behind is hostile; it is read through handles only (policy 20).
 
+mod agent;
+mod case;
+mod collect;
+mod env;
+mod overlay;
+mod package;
+mod process;
 mod results;
+mod sandbox;
+mod verdict;
+mod verifier;
+mod worker;
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use self::agent::Project;
+use self::case::Runner;
 pub use self::results::{
-    AgentRun, CaseResult, DatasetRef, ErrorKind, OutputFile, OutputSkipped, Outputs, RunResults,
-    Status, StepResult, Summary, VerifierRun,
+    AgentRun, CaseResult, DatasetRef, ErrorKind, JudgeResult, OutputFile, OutputSkipped, Outputs,
+    RunResults, Status, StepResult, Summary, VerifierRun,
 };
-use crate::dataset::Dataset;
-use crate::diag::Diagnostics;
+use self::sandbox::Sandbox;
+use crate::dataset::{Dataset, Runner as RunnerBlock, RunnerCommand};
+use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::Digest;
-use crate::event::Observer;
+use crate::event::{Event, Observer, Stage};
 use crate::path::CaseId;
 
 /// One built package: a Harbor task directory.
@@ -140,6 +156,251 @@ pub fn run(
     observer: &dyn Observer,
     diags: &mut Diagnostics,
 ) -> Result<RunResults, Error> {
-    let _ = (request, observer, diags);
-    Err(Error::Refused)
+    check_id(request.run_id)?;
+    let agent = check_agent(request, diags)?;
+    let io = |doing, path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Io {
+            doing,
+            path,
+            source,
+        }
+    };
+    std::fs::create_dir_all(request.runs_dir)
+        .map_err(io("creating the directory of runs", request.runs_dir))?;
+    let runs_dir = request.runs_dir.canonicalize();
+    let runs_dir = runs_dir.map_err(io("opening the directory of runs", request.runs_dir))?;
+    let dir = runs_dir.join(request.run_id);
+    if dir.symlink_metadata().is_ok() {
+        return Err(Error::Exists { path: dir });
+    }
+    let sandbox = find_sandbox(request, &runs_dir);
+    let mut warnings = Vec::new();
+    let sandbox = match (sandbox, request.sandbox) {
+        (Ok(sandbox), _) => Some(sandbox),
+        (Err(reason), SandboxMode::Bwrap) => return Err(Error::Sandbox { reason }),
+        (Err(reason), _) => {
+            let finding = not_isolated(&reason);
+            warnings.push(finding.message.clone());
+            diags.push(finding);
+            if diags.has_errors() {
+                return Err(Error::Refused);
+            }
+            None
+        }
+    };
+    match std::fs::create_dir(&dir) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            return Err(Error::Exists { path: dir });
+        }
+        Err(error) => return Err(io("creating the run directory", &dir)(error)),
+    }
+    let runner = Runner {
+        request,
+        project: project(request, &runs_dir, sandbox.is_some()),
+        sandbox,
+        dir,
+        diags: Mutex::new(diags.fork()),
+        shown: Mutex::default(),
+    };
+    observer.on(Event::StageStarted {
+        stage: Stage::Run,
+        total: request.packages.len(),
+    });
+    let cases = all_cases(&runner, observer);
+    observer.on(Event::StageFinished { stage: Stage::Run });
+    let interrupted = cases
+        .iter()
+        .any(|case| case.error == Some(ErrorKind::Interrupted));
+    let shown = runner.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    let results = RunResults {
+        run_id: request.run_id.to_owned(),
+        dir: runner.dir.clone(),
+        dataset: DatasetRef {
+            name: request.dataset_name.to_owned(),
+            digest: request.dataset_digest.map(|digest| digest.to_string()),
+        },
+        agent,
+        model: runner.model(),
+        isolated: runner.sandbox.is_some(),
+        pass_at: request.pass_at,
+        agent_files: shown
+            .iter()
+            .map(|path| path.to_string_lossy().into_owned())
+            .collect(),
+        warnings,
+        interrupted,
+        cases,
+    };
+    drop(shown);
+    let found = runner.diags.into_inner();
+    diags.append(found.unwrap_or_else(PoisonError::into_inner));
+    Ok(results)
 }
+
+/// Runs every case on some threads. A thread lives until its cases are done, and so until every
+/// child that it started has ended.
+fn all_cases(runner: &Runner<'_>, observer: &dyn Observer) -> Vec<CaseResult> {
+    let packages = runner.request.packages;
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<Option<CaseResult>>> = Mutex::new(vec![None; packages.len()]);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(package) = packages.get(index) else {
+                return;
+            };
+            if runner.request.stop.load(Ordering::Relaxed) {
+                continue;
+            }
+            observer.on(Event::CaseStarted { case: &package.id });
+            let run = || runner.case(package);
+            let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+                let mut result = CaseResult::new(&package.id);
+                result.error = Some(ErrorKind::Internal);
+                result.message = Some("This is a bug in casepack: please report it.".to_owned());
+                result
+            });
+            observer.on(Event::CaseRun {
+                case: &package.id,
+                status: result.status.name(),
+                reward: result.reward,
+                duration: result.duration,
+            });
+            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(place) = done.get_mut(index) {
+                *place = Some(result);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..runner.request.jobs.clamp(1, packages.len().max(1)) {
+            scope.spawn(work);
+        }
+    });
+    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.into_iter()
+        .zip(packages)
+        .map(|(result, package)| {
+            result.unwrap_or_else(|| {
+                let mut result = CaseResult::new(&package.id);
+                result.status = Status::Skipped;
+                result.error = Some(ErrorKind::Interrupted);
+                result.message = Some("The run was stopped before this case started.".to_owned());
+                result
+            })
+        })
+        .collect()
+}
+
+fn check_id(id: &str) -> Result<(), Error> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let fine =
+        id.bytes().all(plain) && !id.starts_with(['.', '-']) && (1..=128).contains(&id.len());
+    let id = id.to_owned();
+    fine.then_some(()).ok_or(Error::RunId { id })
+}
+
+/// The agent's name; refuses what can't be run at all before anything is written.
+fn check_agent(request: &Request<'_>, diags: &mut Diagnostics) -> Result<String, Error> {
+    let refused = |diags: &mut Diagnostics, message: String| {
+        let help = "Use runner.type: cli with a runner.command, or run with --agent oracle (the \
+                    package's own solution) or --agent nop (nobody).";
+        diags.push(
+            Diagnostic::new(Rule::Unsupported, message)
+                .field("runner")
+                .help(help),
+        );
+        Err(Error::Refused)
+    };
+    match (request.agent, request.dataset) {
+        (Agent::Oracle, _) => Ok("oracle".to_owned()),
+        (Agent::Nop, _) => Ok("nop".to_owned()),
+        (Agent::Config, None) => refused(
+            diags,
+            "Packages do not say which agent is to run them.".to_owned(),
+        ),
+        (Agent::Config, Some(dataset)) => match cli_command(&dataset.execution.runner) {
+            Ok(_) => Ok(dataset.execution.runner.kind.clone()),
+            Err(message) => refused(diags, message),
+        },
+    }
+}
+
+/// The command of a runner, when it is of the kind that can be run.
+fn cli_command(runner: &RunnerBlock) -> Result<&RunnerCommand, String> {
+    match (runner.kind.as_str(), &runner.command) {
+        ("cli", Some(command)) => Ok(command),
+        ("cli", None) => Err("runner.type is cli, and runner.command is missing.".to_owned()),
+        ("", _) => Err("The dataset names no runner.type.".to_owned()),
+        (kind, _) => Err(format!(
+            "casepack can not run agents of runner.type '{kind}' yet: it knows cli, oracle and nop."
+        )),
+    }
+}
+
+fn not_isolated(reason: &str) -> Diagnostic {
+    Diagnostic::new(
+        Rule::RunNotIsolated,
+        format!(
+            "Agents and verifiers run without a sandbox ({reason}): they can read this machine, the \
+             dataset and the answer keys, and network_mode is not kept."
+        ),
+    )
+    .help("Install bubblewrap (bwrap) and allow it to make namespaces here, or trust the agent.")
+}
+
+fn find_sandbox(request: &Request<'_>, runs_dir: &Path) -> Result<Sandbox, String> {
+    if request.sandbox == SandboxMode::None {
+        return Err("as asked for".to_owned());
+    }
+    let mut hidden = vec![request.project.to_owned(), runs_dir.to_owned()];
+    hidden.extend(request.packages.iter().map(|package| package.dir.clone()));
+    if let Some(dataset) = request.dataset {
+        hidden.extend(dataset_dir(dataset));
+        hidden.extend(dataset.sources.config.parent().map(Path::to_owned));
+    }
+    // Packages of one build lie in one directory: one is enough.
+    hidden.sort();
+    hidden.dedup_by(|inner, outer| inner.starts_with(outer));
+    Sandbox::find(request.env, &hidden)
+}
+
+fn dataset_dir(dataset: &Dataset) -> Option<PathBuf> {
+    let root = dataset.sources.roots.get(dataset.sources.dataset_root)?;
+    Some(root.path().to_owned())
+}
+
+fn project(request: &Request<'_>, runs_dir: &Path, sandboxed: bool) -> Project {
+    let canonical = |path: &Path| path.canonicalize().ok();
+    let mut guarded = vec![runs_dir.to_owned()];
+    guarded.extend(
+        request
+            .packages
+            .iter()
+            .filter_map(|package| canonical(&package.dir)),
+    );
+    let mut roots = Vec::new();
+    if let Some(dataset) = request.dataset {
+        let sources = &dataset.sources;
+        roots.extend(sources.config.parent().and_then(canonical));
+        guarded.extend(sources.guarded.iter().filter_map(|(root, path)| {
+            let root = sources.roots.get(*root)?;
+            // The dataset directory itself is known apart.
+            let whole = path.is_none() && Some(root.path()) == dataset_dir(dataset).as_deref();
+            (!whole).then(|| root.absolute(path.as_ref()))
+        }));
+    }
+    roots.extend(canonical(request.project));
+    roots.dedup();
+    Project {
+        roots,
+        dataset: request.dataset.and_then(dataset_dir),
+        guarded,
+        sandboxed,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,10 @@ pub struct RunResults {
     pub isolated: bool,
     /// The reward that passes a case.
     pub pass_at: f64,
+    /// Files and directories of the project that the agent was shown, as absolute paths.
+    pub agent_files: Vec<String>,
+    /// What is to be known about the whole run: that it was not isolated, and why.
+    pub warnings: Vec<String>,
     /// Whether it was stopped before all cases had a verdict.
     pub interrupted: bool,
     /// One for each package, in the order of the request.
@@ -118,15 +122,36 @@ pub struct CaseResult {
     /// Why there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorKind>,
-    /// The agent's part; of a case with steps, all of them together.
+    /// The agent's part; of a case with steps, that of the last one that ran.
     pub agent: Option<AgentRun>,
-    /// The verifier's part; of a case with steps, that of the last one.
+    /// The verifier's part; of a case with steps, that of the last one that ran.
     pub verifier: Option<VerifierRun>,
     /// The steps of a case that has some.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepResult>,
+    /// What casepack's own judges said; of a case with steps, after the last one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub judges: Vec<JudgeResult>,
     /// The declared outputs that were collected.
     pub outputs: Outputs,
+}
+
+/// What one judge said. The texts come from the package and are to be escaped where shown.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct JudgeResult {
+    /// Its name.
+    pub name: String,
+    /// A boolean or a number; none when it was skipped or failed.
+    pub value: Option<serde_json::Value>,
+    /// Why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rationale: Option<String>,
+    /// Why it has no value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Whether its condition left it out.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
 }
 
 /// What an agent did.
@@ -249,6 +274,54 @@ impl RunResults {
     pub fn all_passed(&self) -> bool {
         self.cases.iter().all(|case| case.status == Status::Passed)
     }
+}
+
+impl CaseResult {
+    /// A case of which nothing is known yet.
+    pub(super) fn new(id: &CaseId) -> Self {
+        Self {
+            id: id.clone(),
+            status: Status::Error,
+            reward: None,
+            rewards: BTreeMap::new(),
+            duration: Duration::ZERO,
+            package_digest: None,
+            message: None,
+            error: None,
+            agent: None,
+            verifier: None,
+            steps: Vec::new(),
+            judges: Vec::new(),
+            outputs: Outputs::default(),
+        }
+    }
+}
+
+impl StepResult {
+    pub(super) fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            reward: None,
+            rewards: BTreeMap::new(),
+            message: None,
+            agent: None,
+            verifier: None,
+        }
+    }
+
+    pub(super) fn add_message(&mut self, told: &str) {
+        match &mut self.message {
+            Some(message) => message.extend([" ", told]),
+            none => *none = Some(told.to_owned()),
+        }
+    }
+}
+
+/// JSON with a final newline. What is written here has only text keys, so it can be written.
+pub(super) fn to_text(value: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).unwrap_or_default();
+    text.push(b'\n');
+    text
 }
 
 fn as_text<S: Serializer>(id: &CaseId, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,0 +1,643 @@
+//! The life of one case: workspace, agent, verifier, verdict.
+//!
+//! Owns the order of things and what each party can see. Refuses to know how a child is watched
+//! (`process`), mounted (`sandbox`) and judged (`verdict`).
+//! Invariant: `/tests` is on the disk of this run only while no process of an agent lives. With a
+//! sandbox that is certain; without one it is as certain as `process` can make it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::agent::Project;
+use super::package::{Package, SETUP, Step, Strategy, Unusable};
+use super::process::{self, Capture, Cut, Ended, Job};
+use super::results::{CaseResult, ErrorKind, Outputs, Status, StepResult, to_text};
+use super::sandbox::{self, Mount, Sandbox};
+use super::worker::leave_traces;
+use super::{Agent, PackageRef, Request, collect, env, overlay, verdict};
+use crate::dataset;
+use crate::diag::Diagnostics;
+use crate::fs::{Root, remove_tree, write_atomic};
+use crate::path::TreePath;
+use crate::tree::{Data, Tree, materialise};
+
+/// Of each of an agent's and a verifier's output streams so much is kept.
+const OUTPUT_MAX: u64 = 16 << 20;
+/// How long a step's `setup.sh` may take.
+const SETUP_TIMEOUT: Duration = Duration::from_mins(10);
+/// Names in a run's directory that are not those of cases.
+const TAKEN: [&str; 5] = [
+    "results.json",
+    "junit.xml",
+    "summary.md",
+    "report.html",
+    ".results.json.tmp",
+];
+
+/// What the cases of a run share.
+pub(super) struct Runner<'a> {
+    pub(super) request: &'a Request<'a>,
+    /// The run's directory, canonical.
+    pub(super) dir: PathBuf,
+    pub(super) sandbox: Option<Sandbox>,
+    pub(super) project: Project,
+    pub(super) diags: Mutex<Diagnostics>,
+    /// What of the project agents were shown.
+    pub(super) shown: Mutex<BTreeSet<PathBuf>>,
+}
+
+/// Why a case has no verdict.
+pub(super) enum Failure {
+    NoVerdict(ErrorKind, String),
+    Skipped(String),
+}
+
+impl Failure {
+    pub(super) fn io(doing: &str, error: &impl std::fmt::Display) -> Self {
+        Self::NoVerdict(ErrorKind::Io, format!("{doing} failed: {error}."))
+    }
+
+    pub(super) fn stopped() -> Self {
+        Self::NoVerdict(
+            ErrorKind::Interrupted,
+            "The run was stopped before there was a verdict.".to_owned(),
+        )
+    }
+}
+
+/// One case in the works.
+pub(super) struct Work<'r> {
+    pub(super) runner: &'r Runner<'r>,
+    pub(super) package: Package,
+    /// The case as the dataset has it, for an agent of the dataset.
+    pub(super) case: Option<dataset::Case>,
+    /// The case's directory in the run.
+    pub(super) dir: PathBuf,
+    pub(super) workspace: Root,
+    /// Declared outputs, and whether each is a directory.
+    pub(super) outputs: Vec<(TreePath, bool)>,
+}
+
+/// What one party sees and gets.
+pub(super) struct Party {
+    pub(super) command: Vec<OsString>,
+    pub(super) mounts: Vec<Mount>,
+    pub(super) env: BTreeMap<String, String>,
+    pub(super) network: bool,
+    pub(super) timeout: Option<Duration>,
+    pub(super) output: (Capture, Option<Capture>),
+}
+
+impl Runner<'_> {
+    /// Runs one case; whatever goes wrong is in its result.
+    pub(super) fn case(&self, package: &PackageRef) -> CaseResult {
+        let start = Instant::now();
+        let mut result = CaseResult::new(&package.id);
+        let mut messages = Vec::new();
+        let failure = match self.prepare(package, &mut result) {
+            Err(failure) => Some(failure),
+            Ok(work) => {
+                let failure = work.run(&mut result, &mut messages).err();
+                result.outputs = work.collect(&mut messages);
+                work.clean_up(&mut messages);
+                failure
+            }
+        };
+        match failure {
+            None => {
+                let passed = result
+                    .reward
+                    .is_some_and(|reward| reward >= self.request.pass_at - 1e-9);
+                result.status = if passed {
+                    Status::Passed
+                } else {
+                    Status::Failed
+                };
+            }
+            Some(Failure::Skipped(message)) => {
+                result.status = Status::Skipped;
+                messages.push(message);
+            }
+            Some(Failure::NoVerdict(kind, message)) => {
+                result.status = if kind == ErrorKind::Interrupted {
+                    Status::Skipped
+                } else {
+                    Status::Error
+                };
+                result.error = Some(kind);
+                result.reward = None;
+                messages.push(message);
+            }
+        }
+        result.duration = start.elapsed();
+        if !messages.is_empty() {
+            result.message = Some(messages.join(" "));
+        }
+        let dir = self.dir.join(package.id.as_str());
+        if dir.is_dir()
+            && let Err(error) = write_atomic(&dir.join("result.json"), &to_text(&result), 0o644)
+        {
+            let message = format!("result.json can not be written: {}.", error.source);
+            result.message.get_or_insert_default().push_str(&message);
+        }
+        result
+    }
+
+    fn prepare<'r>(
+        &'r self,
+        reference: &PackageRef,
+        result: &mut CaseResult,
+    ) -> Result<Work<'r>, Failure> {
+        let id = &reference.id;
+        let package = Package::read(&reference.dir).map_err(|why| match why {
+            Unusable::Broken(message) => Failure::NoVerdict(ErrorKind::Package, message),
+            Unusable::Elsewhere(message) => {
+                Failure::Skipped(format!("This package can not be run here: {message}"))
+            }
+        })?;
+        result.package_digest = package.digest.map(|digest| digest.to_string());
+        if let Some(sandbox) = &self.sandbox {
+            if let Some(why) = sandbox.refuses_workdir(&package.workdir) {
+                let message = format!("The workdir '{}' can not be used: {why}.", package.workdir);
+                return Err(Failure::NoVerdict(ErrorKind::Package, message));
+            }
+            if package.needs_python && sandbox.program("python3").is_none() {
+                return Err(Failure::NoVerdict(
+                    ErrorKind::VerifierStart,
+                    "The judges need python3, and the sandbox shows only that of the system, which \
+                     is missing (a python3 in a home directory is not seen). Install it so that \
+                     it lies in /usr/bin or /usr/local/bin, or run with --sandbox none."
+                        .to_owned(),
+                ));
+            }
+        }
+        if TAKEN.contains(&id.as_str()) {
+            let message =
+                format!("A case can not be called {id}: the run itself has a file there.");
+            return Err(Failure::NoVerdict(ErrorKind::Package, message));
+        }
+        let case = match (self.request.agent, self.request.dataset) {
+            (Agent::Config, Some(dataset)) => Some(self.read_case(dataset, reference)?),
+            _ => None,
+        };
+        let dir = self.dir.join(id.as_str());
+        let workspace = dir.join("workspace");
+        let made = |error: io::Error| Failure::io("Making the case's directory", &error);
+        std::fs::create_dir(&dir).map_err(made)?;
+        std::fs::create_dir(&workspace).map_err(made)?;
+        for own in ["home", "tmp"].iter().filter(|_| self.sandbox.is_none()) {
+            std::fs::create_dir(dir.join(own)).map_err(made)?;
+        }
+        let root = Root::open(&workspace).map_err(|error| made(error.source))?;
+        write_tree(&package.workspace, &root)?;
+        let outputs = self.declared(&package);
+        for (path, directory) in &outputs {
+            // Nothing but the package's own files is here yet. One that is in the way is no
+            // error: then the output is a file.
+            let host = workspace.join(path.as_str());
+            let made = if *directory {
+                std::fs::create_dir_all(host)
+            } else {
+                host.parent().map_or(Ok(()), std::fs::create_dir_all)
+            };
+            made.ok();
+        }
+        Ok(Work {
+            runner: self,
+            package,
+            case,
+            dir,
+            workspace: root,
+            outputs,
+        })
+    }
+
+    fn read_case(
+        &self,
+        dataset: &dataset::Dataset,
+        reference: &PackageRef,
+    ) -> Result<dataset::Case, Failure> {
+        let mut found = {
+            let diags = self.diags.lock().unwrap_or_else(PoisonError::into_inner);
+            diags.fork()
+        };
+        let case = dataset.read_case(&reference.id, &mut found);
+        match case {
+            Some(case) if !found.has_errors() => Ok(case),
+            _ => {
+                let why = found.iter().next().map(|finding| finding.message.clone());
+                let why = why.unwrap_or_else(|| "it is gone.".to_owned());
+                let mut diags = self.diags.lock().unwrap_or_else(PoisonError::into_inner);
+                diags.append(found);
+                Err(Failure::NoVerdict(
+                    ErrorKind::Package,
+                    format!("The case can not be read from the dataset: {why}"),
+                ))
+            }
+        }
+    }
+
+    /// Declared outputs: from the dataset, else from what the package's judges are told.
+    fn declared(&self, package: &Package) -> Vec<(TreePath, bool)> {
+        // As the harness has it: without a trailing slash a name with a suffix is a file's.
+        let directory = |path: &TreePath| !path.name().contains('.');
+        if let Some(dataset) = self.request.dataset {
+            let outputs = dataset.verification.outputs.iter();
+            return outputs
+                .filter_map(|output| {
+                    let path = output.path.clone()?;
+                    let directory = output.directory || directory(&path);
+                    Some((path, directory))
+                })
+                .collect();
+        }
+        let tests = package.steps.last().map(|step| &step.tests);
+        let config = tests.and_then(|tests| tests.get(&TreePath::new("config.json").ok()?));
+        let Some(Data::Bytes(bytes)) = config.map(|entry| &entry.content.data) else {
+            return Vec::new();
+        };
+        let config: serde_json::Value = serde_json::from_slice(bytes).unwrap_or_default();
+        let outputs = config.get("outputs").and_then(serde_json::Value::as_array);
+        outputs
+            .into_iter()
+            .flatten()
+            .filter_map(|output| {
+                let text = output.get("path")?.as_str()?;
+                let path = TreePath::new(text.trim_end_matches('/')).ok()?;
+                let directory = text.ends_with('/') || directory(&path);
+                Some((path, directory))
+            })
+            .collect()
+    }
+}
+
+pub(super) fn write_tree(tree: &Tree, root: &Root) -> Result<(), Failure> {
+    materialise(tree, root.handle()).map(drop).map_err(|error| {
+        match std::error::Error::source(&error) {
+            Some(source) => Failure::io(&format!("Copying ({error})"), &source),
+            None => Failure::io("Copying", &error),
+        }
+    })
+}
+
+impl Work<'_> {
+    fn run(&self, result: &mut CaseResult, messages: &mut Vec<String>) -> Result<(), Failure> {
+        let mut taken: Vec<BTreeMap<String, f64>> = Vec::new();
+        for (index, step) in self.package.steps.iter().enumerate() {
+            let mut report = StepResult::new(&step.name);
+            let done = self.step(index, step, &mut report, result);
+            result.agent.clone_from(&report.agent);
+            result.verifier.clone_from(&report.verifier);
+            result.rewards.clone_from(&report.rewards);
+            taken.push(report.rewards.clone());
+            let told = report.message.iter().map(|told| step.say(told));
+            messages.extend(told);
+            let done = done.map_err(|failure| match failure {
+                Failure::NoVerdict(kind, told) => {
+                    report.add_message(&told);
+                    Failure::NoVerdict(kind, step.say(&told))
+                }
+                failure @ Failure::Skipped(_) => failure,
+            });
+            if self.package.strategy.is_some() {
+                result.steps.push(report);
+            }
+            done?;
+            if let Some(why) = below_minimum(step, taken.last()) {
+                if index + 1 < self.package.steps.len() {
+                    messages.push(step.say(&format!("{why}, so the rest was left out.")));
+                }
+                break;
+            }
+        }
+        if self.package.strategy == Some(Strategy::Mean) {
+            result.rewards = mean(&taken);
+        }
+        let reward = verdict::reward(&result.rewards)
+            .map_err(|(kind, message)| Failure::NoVerdict(kind, message))?;
+        result.reward = Some(reward);
+        Ok(())
+    }
+
+    /// One turn of agent and verifier.
+    fn step(
+        &self,
+        index: usize,
+        step: &Step,
+        report: &mut StepResult,
+        result: &mut CaseResult,
+    ) -> Result<(), Failure> {
+        let dir = if self.package.strategy.is_some() {
+            self.dir.join("steps").join(&step.name)
+        } else {
+            self.dir.clone()
+        };
+        let made = |error: io::Error| Failure::io("Making a directory for the logs", &error);
+        for logs in ["logs/agent", "logs/artifacts", "logs/verifier"] {
+            std::fs::create_dir_all(dir.join(logs)).map_err(made)?;
+        }
+        self.set_up(index, step, &dir)?;
+        report.agent = self.agent(index, step, &dir, report)?;
+        if self.stopped() {
+            return Err(Failure::stopped());
+        }
+        self.check_workspace(report)?;
+        leave_traces(&dir, report.agent.as_ref())?;
+        let judged = self.verify(step, &dir, report);
+        let verifier = Root::open(&dir.join("logs/verifier")).ok();
+        if let Some(verifier) = &verifier {
+            result.judges = verdict::judges(verifier);
+        }
+        report.rewards = judged?;
+        report.reward = report.rewards.get("reward").copied();
+        Ok(())
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        self.runner.request.stop.load(Ordering::Relaxed)
+    }
+
+    /// Puts a step's own files into the workdir and runs its `setup.sh`.
+    fn set_up(&self, index: usize, step: &Step, dir: &Path) -> Result<(), Failure> {
+        if step.workdir.is_empty() {
+            return Ok(());
+        }
+        overlay::put(&step.workdir, &self.workspace, &self.dir)
+            .map_err(|error| Failure::io("Putting the step's files into the workdir", &error))?;
+        if TreePath::new(SETUP).is_ok_and(|setup| step.workdir.get(&setup).is_none()) {
+            return Ok(());
+        }
+        let party = Party {
+            command: vec!["bash".into(), SETUP.into()],
+            mounts: Vec::new(),
+            env: self.agent_env(index)?,
+            network: self.package.agent_network,
+            timeout: Some(SETUP_TIMEOUT),
+            output: (capture(&dir.join("setup-stdout.txt"))?, None),
+        };
+        let ended = self.start(party).map_err(|error| {
+            Failure::NoVerdict(
+                ErrorKind::AgentStart,
+                format!("setup.sh did not start: {error}."),
+            )
+        })?;
+        match (ended.cut, ended.exit_code) {
+            (Some(Cut::Stopped), _) => Err(Failure::stopped()),
+            (None, Some(0)) => Ok(()),
+            _ => Err(Failure::NoVerdict(
+                ErrorKind::AgentStart,
+                format!("setup.sh failed: {}.", how(&ended)),
+            )),
+        }
+    }
+
+    pub(super) fn dataset_step(&self, index: usize) -> Option<&dataset::Step> {
+        self.case.as_ref()?.steps.get(index)
+    }
+
+    /// The environment of the agent: nothing of the caller's but what programs need to speak to
+    /// people, and what package and dataset ask for.
+    pub(super) fn agent_env(&self, index: usize) -> Result<BTreeMap<String, String>, Failure> {
+        let mut env = self.base_env();
+        env.append(&mut self.resolved("environment", &self.package.env)?);
+        if let (Agent::Config, Some(dataset)) =
+            (self.runner.request.agent, self.runner.request.dataset)
+        {
+            let step = self.dataset_step(index);
+            let runner = step.and_then(|step| step.runner.as_ref());
+            let runner = runner.unwrap_or(&dataset.execution.runner);
+            let own = [
+                Some(&dataset.execution.env),
+                step.map(|step| &step.env),
+                Some(&runner.env),
+            ];
+            for (name, value) in own.into_iter().flatten().flatten() {
+                // As in the harness, a reference to nothing is left out.
+                if let Some(value) = env::resolve(value, self.runner.request.env) {
+                    env.insert(name.clone(), value);
+                }
+            }
+        }
+        Ok(env)
+    }
+
+    pub(super) fn base_env(&self) -> BTreeMap<String, String> {
+        let caller = self.runner.request.env;
+        let mut env = env::passed_on(caller);
+        let (path, home, tmp) = match &self.runner.sandbox {
+            Some(sandbox) => (
+                sandbox.path().to_owned(),
+                sandbox::HOME.to_owned(),
+                "/tmp".to_owned(),
+            ),
+            None => (
+                caller.get("PATH").cloned().unwrap_or_default(),
+                self.dir.join("home").to_string_lossy().into_owned(),
+                self.dir.join("tmp").to_string_lossy().into_owned(),
+            ),
+        };
+        env.insert("PATH".to_owned(), path);
+        env.insert("HOME".to_owned(), home);
+        env.insert("TMPDIR".to_owned(), tmp);
+        env
+    }
+
+    pub(super) fn resolved(
+        &self,
+        table: &str,
+        values: &BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        values
+            .iter()
+            .map(
+                |(name, value)| match env::resolve(value, self.runner.request.env) {
+                    Some(value) => Ok((name.clone(), value)),
+                    None => Err(Failure::NoVerdict(
+                        ErrorKind::Package,
+                        format!("[{table}].env of task.toml asks for {value}, and it is not set."),
+                    )),
+                },
+            )
+            .collect()
+    }
+
+    /// Where `test.sh` and `solve.sh` find things (README of the package format).
+    pub(super) fn add_places(&self, env: &mut BTreeMap<String, String>, dir: &Path) {
+        let workdir = self.seen(&self.dir.join("workspace"), &self.package.workdir);
+        env.insert("CASEPACK_WORKDIR".to_owned(), workdir);
+        env.insert(
+            "CASEPACK_LOGS_DIR".to_owned(),
+            self.seen(&dir.join("logs"), "/logs"),
+        );
+    }
+
+    /// The path at which a party finds what lies at `host`.
+    pub(super) fn seen(&self, host: &Path, inside: &str) -> String {
+        match self.runner.sandbox {
+            Some(_) => inside.to_owned(),
+            None => host.to_string_lossy().into_owned(),
+        }
+    }
+
+    /// Without a sandbox an agent can move its workspace away and put a link there.
+    fn check_workspace(&self, report: &mut StepResult) -> Result<(), Failure> {
+        let path = self.dir.join("workspace");
+        let failed = |error: io::Error| Failure::io("Looking at the workspace", &error);
+        let same = |meta: std::fs::Metadata| -> io::Result<bool> {
+            use std::os::unix::fs::MetadataExt;
+            let own = rustix::fs::fstat(self.workspace.handle())?;
+            Ok(meta.ino() == own.st_ino && meta.is_dir())
+        };
+        match std::fs::symlink_metadata(&path).and_then(same) {
+            Ok(true) => return Ok(()),
+            Ok(false) => remove_tree(&path).map_err(|error| failed(error.source))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        std::fs::create_dir(&path).map_err(failed)?;
+        report.add_message("The agent removed its workdir, so an empty one was judged.");
+        Ok(())
+    }
+
+    pub(super) fn start(&self, party: Party) -> io::Result<Ended> {
+        self.start_in(None, party)
+    }
+
+    /// Starts somebody in the workdir and waits for the end. `workspace` is mounted already.
+    pub(super) fn start_in(&self, workspace: Option<&Path>, party: Party) -> io::Result<Ended> {
+        let own = self.dir.join("workspace");
+        let (argv, cwd) = match &self.runner.sandbox {
+            Some(sandbox) => {
+                let mut mounts = Vec::new();
+                if workspace.is_none() {
+                    mounts.push(Mount::write(own, &self.package.workdir));
+                }
+                mounts.extend(party.mounts);
+                let workdir = &self.package.workdir;
+                let argv = sandbox.command(workdir, &mounts, party.network, &party.command);
+                (argv, Path::new("/"))
+            }
+            None => (party.command, workspace.unwrap_or(&own)),
+        };
+        process::watch(Job {
+            argv: &argv,
+            env: &party.env,
+            cwd,
+            output: party.output,
+            timeout: party.timeout,
+            bwrap: self.runner.sandbox.is_some(),
+            stop: self.runner.request.stop,
+        })
+    }
+
+    fn collect(&self, messages: &mut Vec<String>) -> Outputs {
+        let paths: Vec<TreePath> = self.outputs.iter().map(|(path, _)| path.clone()).collect();
+        if paths.is_empty() {
+            return Outputs::default();
+        }
+        let into = self.dir.join("outputs");
+        let cleared = remove_tree(&into).map_err(|error| error.source);
+        let limits = collect::Limits::default();
+        cleared
+            .and_then(|()| collect::outputs(&self.workspace, &paths, &into, limits))
+            .unwrap_or_else(|error| {
+                messages.push(format!("The outputs could not be collected: {error}."));
+                Outputs::default()
+            })
+    }
+
+    /// Takes away what only the parties needed.
+    fn clean_up(&self, messages: &mut Vec<String>) {
+        for own in ["home", "tmp", "tests", "solution"] {
+            if let Err(error) = remove_tree(&self.dir.join(own)) {
+                messages.push(format!("{own} could not be removed: {}.", error.source));
+            }
+        }
+    }
+}
+
+impl Runner<'_> {
+    /// The model that the agent is told.
+    pub(super) fn model(&self) -> Option<String> {
+        let request = self.request;
+        let of_dataset = || {
+            request
+                .dataset
+                .and_then(|dataset| dataset.execution.model.clone())
+        };
+        request.model.map(str::to_owned).or_else(of_dataset)
+    }
+}
+
+/// Runs a script as Harbor does: by its first line, and by the shell when it has none.
+pub(super) fn script(path: &str) -> Vec<OsString> {
+    ["bash", "-c", "(\"$0\")", path].map(OsString::from).into()
+}
+
+/// Writes `tree` to the new directory `dir`.
+pub(super) fn stage(tree: &Tree, dir: &Path) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::io("Copying from the package", &error);
+    remove_tree(dir).map_err(|error| failed(error.source))?;
+    std::fs::create_dir(dir).map_err(failed)?;
+    let root = Root::open(dir).map_err(|error| failed(error.source))?;
+    write_tree(tree, &root)
+}
+
+pub(super) fn capture(path: &Path) -> Result<Capture, Failure> {
+    Capture::create(path, OUTPUT_MAX).map_err(|error| Failure::io("Making a log file", &error))
+}
+
+/// How a process ended, in words.
+pub(super) fn how(ended: &Ended) -> String {
+    match (ended.cut, ended.exit_code, ended.signal) {
+        (Some(Cut::TimeUp), _, _) => "its time was up".to_owned(),
+        (_, Some(code), _) => format!("exit status {code}"),
+        (_, None, Some(signal)) => format!("signal {signal}"),
+        _ => "it is not known how".to_owned(),
+    }
+}
+
+/// The first line with something on it, of the first bytes of a log.
+pub(super) fn first_line(dir: &Path, name: &str) -> String {
+    use io::Read;
+    let mut bytes = Vec::new();
+    if let (Ok(root), Ok(path)) = (Root::open(dir), TreePath::new(name))
+        && let Ok((file, _)) = root.open_file(&path)
+        && file.take(2000).read_to_end(&mut bytes).is_ok()
+    {
+        let text = String::from_utf8_lossy(&bytes);
+        let line = text.lines().map(str::trim).find(|line| !line.is_empty());
+        return line.unwrap_or_default().to_owned();
+    }
+    String::new()
+}
+
+fn below_minimum(step: &Step, rewards: Option<&BTreeMap<String, f64>>) -> Option<String> {
+    step.min_reward.iter().find_map(|(key, least)| {
+        match rewards.and_then(|rewards| rewards.get(key)) {
+            None => Some(format!("There is no '{key}', and min_reward wants {least}")),
+            Some(value) if value < least => Some(format!(
+                "its '{key}' is {value}, and min_reward wants {least}"
+            )),
+            Some(_) => None,
+        }
+    })
+}
+
+/// The mean per key; where a step has no such key it counts as 0 (harbor.md 3).
+fn mean(steps: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
+    let keys: BTreeSet<&String> = steps.iter().flat_map(BTreeMap::keys).collect();
+    #[expect(clippy::cast_precision_loss, reason = "a count of steps")]
+    let count = steps.len() as f64;
+    keys.into_iter()
+        .map(|key| {
+            let sum: f64 = steps.iter().filter_map(|step| step.get(key)).sum();
+            (key.clone(), sum / count)
+        })
+        .collect()
+}

@@ -1,0 +1,333 @@
+//! Declared outputs, taken out of a workspace that an agent had in its hands.
+//!
+//! Owns what is taken and the limits. Refuses to know who declared it.
+//! Invariant: only regular files below the workspace are read, through its handle; no link is
+//! followed, nothing that is no file is opened, and what is left behind is told (policy 20).
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use super::results::{OutputFile, OutputSkipped, Outputs};
+use crate::fs::{Found, Kind, ReadError, Root, Walk};
+use crate::path::TreePath;
+
+/// How much is taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Bytes of one file.
+    pub(super) file: u64,
+    /// Bytes of all files of a case.
+    pub(super) total: u64,
+    /// Files of a case.
+    pub(super) files: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            file: 64 << 20,
+            total: 1 << 30,
+            files: 10_000,
+        }
+    }
+}
+
+/// So many of what is left behind are named.
+const NAMED_MAX: usize = 100;
+
+/// Copies what is at `paths` in `workspace` into the new directory `into`, with its paths.
+///
+/// # Errors
+/// When `into` can't be written. What can't be read is left behind and told.
+pub(super) fn outputs(
+    workspace: &Root,
+    paths: &[TreePath],
+    into: &Path,
+    limits: Limits,
+) -> io::Result<Outputs> {
+    std::fs::create_dir(into)?;
+    let mut taker = Taker {
+        workspace,
+        into,
+        limits,
+        total: 0,
+        seen: BTreeSet::new(),
+        unnamed: 0,
+        outputs: Outputs::default(),
+    };
+    for path in paths {
+        taker.take(path)?;
+    }
+    let mut outputs = taker.outputs;
+    outputs.files.sort_by(|a, b| a.path.cmp(&b.path));
+    if taker.unnamed > 0 {
+        outputs.skipped.push(OutputSkipped {
+            path: String::new(),
+            reason: format!("{} more are not named here", taker.unnamed),
+        });
+    }
+    Ok(outputs)
+}
+
+struct Taker<'a> {
+    workspace: &'a Root,
+    into: &'a Path,
+    limits: Limits,
+    total: u64,
+    /// Files of declared outputs that overlap are taken once.
+    seen: BTreeSet<TreePath>,
+    unnamed: usize,
+    outputs: Outputs,
+}
+
+impl Taker<'_> {
+    fn take(&mut self, path: &TreePath) -> io::Result<()> {
+        match self.workspace.stat(path) {
+            Ok(Some((Kind::File, _))) => self.file(path),
+            Ok(Some((Kind::Dir, _))) => self.dir(path),
+            Ok(Some((kind, _))) => {
+                self.skip(path.as_str(), kind_reason(kind));
+                Ok(())
+            }
+            Ok(None) => {
+                self.skip(path.as_str(), "it does not exist");
+                Ok(())
+            }
+            Err(error) => {
+                self.skip(path.as_str(), &unreadable(&error.source));
+                Ok(())
+            }
+        }
+    }
+
+    fn dir(&mut self, dir: &TreePath) -> io::Result<()> {
+        let mut written = Ok(());
+        let workspace = self.workspace;
+        let walked = workspace.walk(Some(dir), &mut |found| {
+            if written.is_err() {
+                return Walk::Skip;
+            }
+            match found {
+                Found::Thing(thing) => match thing.kind {
+                    // Not listed to its end when nothing more is taken from it.
+                    Kind::Dir if self.full() => {
+                        self.skip(thing.path.as_str(), "there are too many files");
+                        return Walk::Skip;
+                    }
+                    Kind::Dir => {}
+                    Kind::File => written = self.file(&thing.path),
+                    kind => self.skip(thing.path.as_str(), kind_reason(kind)),
+                },
+                Found::Unusable { shown, why, .. } => {
+                    let why = why.map_or_else(
+                        || "its name is not UTF-8".to_owned(),
+                        |why| format!("its path is not usable: {why}"),
+                    );
+                    self.skip(&shown, &why);
+                }
+                Found::EmptyDir(_) => {}
+            }
+            Walk::Enter
+        });
+        if let Err(error) = walked {
+            let shown = error
+                .path
+                .strip_prefix(workspace.path())
+                .unwrap_or(&error.path);
+            self.skip(&shown.to_string_lossy(), &unreadable(&error.source));
+        }
+        written
+    }
+
+    fn full(&self) -> bool {
+        self.outputs.files.len() >= self.limits.files
+    }
+
+    fn file(&mut self, path: &TreePath) -> io::Result<()> {
+        if !self.seen.insert(path.clone()) {
+            return Ok(());
+        }
+        if self.full() {
+            self.skip(path.as_str(), "there are too many files");
+            return Ok(());
+        }
+        let (file, stamp) = match self.workspace.open_file(path) {
+            Ok(opened) => opened,
+            Err(error) => {
+                let reason = match error {
+                    ReadError::Link => kind_reason(Kind::Link).to_owned(),
+                    ReadError::NotAFile => kind_reason(Kind::Special).to_owned(),
+                    ReadError::Io(error) => unreadable(&error),
+                    error => error.to_string(),
+                };
+                self.skip(path.as_str(), &reason);
+                return Ok(());
+            }
+        };
+        let room = self.limits.total.saturating_sub(self.total);
+        if stamp.size > self.limits.file || stamp.size > room {
+            let (what, limit) = if stamp.size > self.limits.file {
+                ("one file", self.limits.file)
+            } else {
+                ("a case", self.limits.total)
+            };
+            let reason = format!("it has {} bytes, and {what} may have {limit}", stamp.size);
+            self.skip(path.as_str(), &reason);
+            return Ok(());
+        }
+        let target = self.into.join(path.as_str());
+        if let Some(parent) = target.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        // Nobody should be writing to it any more; if somebody is, the limit still holds.
+        let size = io::copy(&mut file.take(stamp.size), &mut File::create_new(&target)?)?;
+        self.total = self.total.saturating_add(size);
+        self.outputs.files.push(OutputFile {
+            path: path.to_string(),
+            size,
+        });
+        Ok(())
+    }
+
+    fn skip(&mut self, path: &str, reason: &str) {
+        if self.outputs.skipped.len() < NAMED_MAX {
+            self.outputs.skipped.push(OutputSkipped {
+                path: path.to_owned(),
+                reason: reason.to_owned(),
+            });
+        } else {
+            self.unnamed += 1;
+        }
+    }
+}
+
+fn kind_reason(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Link => "it is a symbolic link, and none is followed",
+        Kind::Special => "it is a fifo, socket or device",
+        Kind::File | Kind::Dir => "it is not what it was",
+    }
+}
+
+fn unreadable(error: &io::Error) -> String {
+    format!("it can not be read: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(build: impl Fn(&Path), paths: &[&str], limits: Limits) -> (Outputs, Vec<String>) {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = dir.path().join("workspace");
+        std::fs::create_dir(&workspace).unwrap();
+        build(&workspace);
+        let into = dir.path().join("outputs");
+        let paths: Vec<TreePath> = paths
+            .iter()
+            .map(|path| TreePath::new(path).unwrap())
+            .collect();
+        let root = Root::open(&workspace).unwrap();
+        let outputs = outputs(&root, &paths, &into, limits).unwrap();
+        let mut found = Vec::new();
+        Root::open(&into)
+            .unwrap()
+            .walk(None, &mut |found_thing| {
+                if let Found::Thing(thing) = found_thing
+                    && thing.kind != Kind::Dir
+                {
+                    found.push(format!("{}", thing.path));
+                }
+                Walk::Enter
+            })
+            .unwrap();
+        (outputs, found)
+    }
+
+    #[test]
+    fn takes_files_and_nothing_else() {
+        let build = |dir: &Path| {
+            std::fs::create_dir_all(dir.join("out/sub")).unwrap();
+            std::fs::write(dir.join("out/a.txt"), "a").unwrap();
+            std::fs::write(dir.join("out/sub/b.txt"), "bb").unwrap();
+            std::fs::write(dir.join("report.html"), "r").unwrap();
+            std::fs::write(dir.join("else.txt"), "e").unwrap();
+            for (target, link) in [
+                ("/etc/passwd", "out/passwd"),
+                ("/tests", "out/tests"),
+                ("/", "out/everything"),
+                ("..", "out/up"),
+                ("a.txt", "out/own"),
+                ("/etc", "linked"),
+            ] {
+                std::os::unix::fs::symlink(target, dir.join(link)).unwrap();
+            }
+            let mode = rustix::fs::Mode::from_raw_mode(0o600);
+            rustix::fs::mkfifoat(rustix::fs::CWD, dir.join("out/fifo"), mode).unwrap();
+            let sparse = File::create(dir.join("out/sparse")).unwrap();
+            sparse.set_len(10 << 30).unwrap();
+        };
+        let (outputs, found) = take(
+            build,
+            &["out", "report.html", "linked", "gone", "out/a.txt"],
+            Limits::default(),
+        );
+        assert_eq!(found, ["out/a.txt", "out/sub/b.txt", "report.html"]);
+        let listed: Vec<_> = outputs
+            .files
+            .iter()
+            .map(|file| file.path.as_str())
+            .collect();
+        assert_eq!(listed, found);
+        let skipped: Vec<_> = outputs
+            .skipped
+            .iter()
+            .map(|skipped| skipped.path.as_str())
+            .collect();
+        assert_eq!(
+            skipped,
+            [
+                "out/everything",
+                "out/fifo",
+                "out/own",
+                "out/passwd",
+                "out/sparse",
+                "out/tests",
+                "out/up",
+                "linked",
+                "gone"
+            ]
+        );
+        let sparse = outputs
+            .skipped
+            .iter()
+            .find(|skipped| skipped.path == "out/sparse")
+            .unwrap();
+        assert!(
+            sparse.reason.contains("10737418240 bytes"),
+            "{}",
+            sparse.reason
+        );
+    }
+
+    #[test]
+    fn keeps_the_limits() {
+        let build = |dir: &Path| {
+            std::fs::create_dir(dir.join("out")).unwrap();
+            for name in ["a", "b", "c", "d"] {
+                std::fs::write(dir.join("out").join(name), "12345").unwrap();
+            }
+        };
+        let limits = |file, total, files| Limits { file, total, files };
+        assert_eq!(take(build, &["out"], limits(4, 99, 99)).1.len(), 0);
+        assert_eq!(
+            take(build, &["out"], limits(5, 12, 99)).1,
+            ["out/a", "out/b"]
+        );
+        let (outputs, found) = take(build, &["out"], limits(5, 99, 3));
+        assert_eq!(found.len(), 3);
+        assert_eq!(outputs.skipped.len(), 1);
+    }
+}

@@ -1,0 +1,326 @@
+//! What agents and verifiers can see of the machine: a bubblewrap command line.
+//!
+//! Owns the probe and the mounts. Refuses to know what runs inside.
+//! Invariant: nothing is shown but the system's own directories (read-only, without `/etc` but for
+//! what programs need to work) and what the caller mounts; the hidden directories stay hidden even
+//! where they lie inside of a shown one. No capabilities, no process but the sandbox's own.
+//!
+//! A caller who is root stays user 0 inside, so that tools behave as in Harbor's containers; what
+//! that user could do without capabilities, through files of `/proc`, is shut off.
+//!
+//! What it does not do: with a public network, servers on this machine's loopback can be reached;
+//! memory and processor time are not limited.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The home directory inside: empty, in memory, gone afterwards.
+pub(super) const HOME: &str = "/home/agent";
+/// Where casepack puts what an agent needs of the project, and the instruction.
+pub(super) const OWN: &str = "/casepack";
+
+/// Shown when they exist. `/bin` and its like are links into `/usr` on most systems.
+const SYSTEM: [&str; 9] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/nix/store",
+    "/gnu/store",
+];
+
+/// Of `/etc`: what name look-up, time zones, certificates and the dynamic linker need.
+const ETC: [&str; 28] = [
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "crypto-policies",
+    "debian_version",
+    "gai.conf",
+    "group",
+    "host.conf",
+    "hosts",
+    "inputrc",
+    "java",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "localtime",
+    "magic",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "passwd",
+    "pki",
+    "protocols",
+    "resolv.conf",
+    "services",
+    "ssl",
+    "timezone",
+];
+
+/// Where programs are looked for, after what is shown of the caller's own `PATH`.
+const PATHS: [&str; 6] = [
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+];
+
+/// Parts of `/proc` that belong to the whole machine and that their owner, root, may write even
+/// without capabilities: with `kernel/core_pattern` alone the machine could be taken over.
+/// (bubblewrap covers some of them, but looks for write permission on the directory only.)
+const PROC: [&str; 6] = [
+    "/proc/bus",
+    "/proc/irq",
+    "/proc/mtrr",
+    "/proc/pressure",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+/// Parts of `/proc` that nothing in a sandbox needs.
+const PROC_HIDDEN: [&str; 4] = ["/proc/acpi", "/proc/driver", "/proc/fs", "/proc/scsi"];
+
+/// A bubblewrap that works here.
+#[derive(Debug)]
+pub(super) struct Sandbox {
+    program: PathBuf,
+    /// Arguments that every sandbox has.
+    base: Vec<OsString>,
+    /// Canonical.
+    shown: Vec<PathBuf>,
+    /// Canonical.
+    hidden: Vec<PathBuf>,
+    /// `PATH` inside.
+    path: String,
+}
+
+/// A file or directory that is shown at another place.
+#[derive(Debug, Clone)]
+pub(super) struct Mount {
+    /// On this machine.
+    pub(super) host: PathBuf,
+    /// In the sandbox.
+    pub(super) inside: String,
+    /// Whether it may be changed.
+    pub(super) write: bool,
+}
+
+impl Mount {
+    /// Shown read-only.
+    pub(super) fn read(host: impl Into<PathBuf>, inside: impl Into<String>) -> Self {
+        Self {
+            host: host.into(),
+            inside: inside.into(),
+            write: false,
+        }
+    }
+
+    /// May be changed.
+    pub(super) fn write(host: impl Into<PathBuf>, inside: impl Into<String>) -> Self {
+        Self {
+            write: true,
+            ..Self::read(host, inside)
+        }
+    }
+}
+
+impl Sandbox {
+    /// Finds a bubblewrap and tries it. `hidden` is what nobody inside may see, wherever it lies.
+    ///
+    /// # Errors
+    /// Why there is none, as the end of a sentence.
+    pub(super) fn find(env: &BTreeMap<String, String>, hidden: &[PathBuf]) -> Result<Self, String> {
+        let own = env.get("PATH").map_or("", String::as_str);
+        let program = own
+            .split(':')
+            .chain(PATHS)
+            .map(Path::new)
+            .filter(|dir| dir.is_absolute())
+            .map(|dir| dir.join("bwrap"))
+            .find(|program| program.is_file())
+            .ok_or("no program 'bwrap' was found")?;
+        let shown: Vec<PathBuf> = SYSTEM
+            .iter()
+            .filter_map(|dir| Path::new(dir).canonicalize().ok())
+            .collect();
+        let hidden: Vec<PathBuf> = hidden
+            .iter()
+            .filter_map(|dir| dir.canonicalize().ok())
+            .collect();
+        for dir in &hidden {
+            if shown.iter().any(|shown| shown.starts_with(dir)) {
+                return Err(format!(
+                    "{} holds directories of the system and can not be hidden",
+                    dir.display()
+                ));
+            }
+        }
+        let mut sandbox = Self {
+            program,
+            base: Vec::new(),
+            shown,
+            hidden,
+            path: String::new(),
+        };
+        sandbox.path = sandbox.search_path(own);
+        sandbox.base = sandbox.base();
+        sandbox.probe()?;
+        Ok(sandbox)
+    }
+
+    /// `PATH` inside.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether `path` is part of what every sandbox shows of this machine.
+    pub(super) fn shows(&self, path: &Path) -> bool {
+        path.canonicalize().is_ok_and(|real| {
+            self.shown.iter().any(|dir| real.starts_with(dir))
+                && !self.hidden.iter().any(|dir| real.starts_with(dir))
+        })
+    }
+
+    /// Where the program `name` is found inside.
+    pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
+        self.path
+            .split(':')
+            .map(|dir| Path::new(dir).join(name))
+            .find(|program| program.is_file() && self.shows(program))
+    }
+
+    /// The command line that runs `command` with `workspace` at `workdir`.
+    pub(super) fn command(
+        &self,
+        workdir: &str,
+        mounts: &[Mount],
+        network: bool,
+        command: &[OsString],
+    ) -> Vec<OsString> {
+        let mut argv = vec![self.program.clone().into()];
+        argv.extend_from_slice(&self.base);
+        let mut add = |words: &[&std::ffi::OsStr]| {
+            argv.extend(words.iter().map(|&word| word.to_owned()));
+        };
+        if !network {
+            add(&["--unshare-net".as_ref()]);
+        }
+        for mount in mounts {
+            let how = if mount.write { "--bind" } else { "--ro-bind" };
+            add(&[how.as_ref(), mount.host.as_os_str(), mount.inside.as_ref()]);
+        }
+        add(&["--chdir".as_ref(), workdir.as_ref(), "--".as_ref()]);
+        argv.extend_from_slice(command);
+        argv
+    }
+
+    /// Why nothing can be mounted at `workdir`, as the end of a sentence.
+    pub(super) fn refuses_workdir(&self, workdir: &str) -> Option<String> {
+        let path = Path::new(workdir);
+        let plain = path
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        if !path.is_absolute() || !plain || path.parent().is_none() {
+            return Some("it must be an absolute path below /, without '..'".to_owned());
+        }
+        let taken = ["/dev", "/logs", "/proc", "/solution", "/sys", "/tests", OWN];
+        if taken
+            .iter()
+            .any(|taken| path.starts_with(taken) || Path::new(taken).starts_with(path))
+        {
+            return Some("that place is taken".to_owned());
+        }
+        // A place for it can't be made in what is read-only; one that is there is covered.
+        let above = path.ancestors().find(|above| above.exists())?;
+        let inside = self.shows(above) || self.shown.iter().any(|shown| shown == above);
+        (inside && (above != path || !path.is_dir()))
+            .then(|| "it lies in a directory of the system, which is shown read-only".to_owned())
+    }
+
+    fn base(&self) -> Vec<OsString> {
+        let mut base: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| base.extend(words.iter().map(OsString::from));
+        add(&["--die-with-parent", "--new-session", "--cap-drop", "ALL"]);
+        add(&["--unshare-pid", "--unshare-ipc", "--unshare-uts"]);
+        add(&["--unshare-cgroup-try", "--hostname", "casepack"]);
+        for dir in SYSTEM {
+            match std::fs::read_link(dir) {
+                Ok(target) => match target.to_str() {
+                    Some(target) => add(&["--symlink", target, dir]),
+                    None => add(&["--ro-bind", dir, dir]),
+                },
+                Err(_) => add(&["--ro-bind-try", dir, dir]),
+            }
+        }
+        add(&["--proc", "/proc", "--dev", "/dev", "--dir", "/var/tmp"]);
+        add(&["--tmpfs", "/tmp", "--tmpfs", "/run", "--dir", HOME]);
+        if rustix::process::geteuid().is_root() {
+            for path in PROC.into_iter().filter(|path| Path::new(path).exists()) {
+                add(&["--ro-bind", path, path]);
+            }
+            for dir in PROC_HIDDEN
+                .into_iter()
+                .filter(|dir| Path::new(dir).is_dir())
+            {
+                add(&["--tmpfs", dir]);
+            }
+        }
+        for name in ETC {
+            let path = format!("/etc/{name}");
+            add(&["--ro-bind-try", &path, &path]);
+        }
+        for dir in &self.hidden {
+            if self.shown.iter().any(|shown| dir.starts_with(shown)) {
+                base.push("--tmpfs".into());
+                base.push(dir.into());
+            }
+        }
+        base
+    }
+
+    fn search_path(&self, own: &str) -> String {
+        let mut dirs: Vec<&str> = Vec::new();
+        let own = own.split(':').filter(|dir| dir.starts_with('/'));
+        for dir in own.chain(PATHS) {
+            if !dirs.contains(&dir) && self.shows(Path::new(dir)) {
+                dirs.push(dir);
+            }
+        }
+        dirs.join(":")
+    }
+
+    fn probe(&self) -> Result<(), String> {
+        let program = self
+            .program("true")
+            .ok_or("there is no program 'true' in the directories of the system")?;
+        let answer = Command::new(&self.program)
+            .args(["--json-status-fd", "1"])
+            .args(&self.base)
+            .args(["--chdir", "/", "--"])
+            .arg(program)
+            .env_clear()
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| format!("it did not start: {error}"))?;
+        let said = String::from_utf8_lossy(&answer.stderr);
+        let said = said.lines().next().unwrap_or_default().trim();
+        if !answer.status.success() {
+            let said = if said.is_empty() { "it failed" } else { said };
+            return Err(said.to_owned());
+        }
+        if !String::from_utf8_lossy(&answer.stdout).contains("exit-code") {
+            return Err("it is too old: --json-status-fd does not tell the exit code".to_owned());
+        }
+        Ok(())
+    }
+}

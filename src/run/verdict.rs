@@ -1,0 +1,278 @@
+//! What a verifier left, read by Harbor's rules (harbor.md 3): rewards, and casepack's own judges.
+//!
+//! Owns the table of reward files. Refuses to know how the verifier ran.
+//! Invariant: only finite numbers get out, and what is no verdict is told, never counted.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::results::{ErrorKind, JudgeResult};
+use crate::fs::{ReadError, Root};
+use crate::path::TreePath;
+
+/// The largest reward file that is read.
+const REWARD_MAX: u64 = 1 << 20;
+/// The largest `judges.json`.
+const JUDGES_MAX: u64 = 16 << 20;
+/// Of a rationale so much is repeated in the results.
+const RATIONALE_MAX: usize = 2000;
+/// Keys that say that a reward of 0 means nothing: casepack's own, and the harness's.
+const UNJUDGED: [&str; 2] = ["casepack_unjudged", "agent_eval_unjudged"];
+
+/// Why there is no reward: the kind, and a sentence.
+pub(super) type NoReward = (ErrorKind, String);
+
+/// The rewards in `dir`, the verifier's log directory.
+pub(super) fn rewards(dir: &Root) -> Result<BTreeMap<String, f64>, NoReward> {
+    if let Some(bytes) = reward_file(dir, "reward.json")? {
+        return json(&bytes);
+    }
+    match reward_file(dir, "reward.txt")? {
+        Some(bytes) => text(&bytes),
+        None => Err((
+            ErrorKind::RewardMissing,
+            "The verifier wrote neither reward.json nor reward.txt.".to_owned(),
+        )),
+    }
+}
+
+/// The value of `reward`, when it is a verdict.
+pub(super) fn reward(rewards: &BTreeMap<String, f64>) -> Result<f64, NoReward> {
+    if UNJUDGED
+        .iter()
+        .any(|key| rewards.get(*key).is_some_and(|&value| value != 0.0))
+    {
+        return Err((
+            ErrorKind::Unjudged,
+            "Nothing judged the case: the package has no judges.".to_owned(),
+        ));
+    }
+    rewards.get("reward").copied().ok_or_else(|| {
+        (
+            ErrorKind::RewardUnnamed,
+            "The verifier's rewards have no key 'reward'.".to_owned(),
+        )
+    })
+}
+
+fn reward_file(dir: &Root, name: &str) -> Result<Option<Vec<u8>>, NoReward> {
+    let invalid = |why: &str| {
+        let message = format!("The verifier's {name} can not be used: {why}.");
+        Err((ErrorKind::RewardInvalid, message))
+    };
+    let Ok(path) = TreePath::new(name) else {
+        return Ok(None);
+    };
+    match dir.read(&path, REWARD_MAX) {
+        Ok((bytes, _)) if bytes.is_empty() => {
+            let message = format!("The verifier's {name} is empty.");
+            Err((ErrorKind::RewardEmpty, message))
+        }
+        Ok((bytes, _)) => Ok(Some(bytes)),
+        Err(ReadError::Missing) => Ok(None),
+        Err(error) => invalid(&error.to_string()),
+    }
+}
+
+fn json(bytes: &[u8]) -> Result<BTreeMap<String, f64>, NoReward> {
+    let invalid = |why: String| {
+        let message = format!("The verifier's reward.json can not be used: {why}.");
+        (ErrorKind::RewardInvalid, message)
+    };
+    // Python's reader takes NaN and Infinity, and Harbor then refuses them; this one refuses both.
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| invalid(error.to_string()))?;
+    let Value::Object(entries) = value else {
+        return Err(invalid(
+            "it must be an object like {\"reward\": 1.0}".to_owned(),
+        ));
+    };
+    entries
+        .into_iter()
+        .map(|(key, value)| {
+            let number = match value {
+                Value::Bool(value) => Some(f64::from(u8::from(value))),
+                Value::Number(number) => number.as_f64().filter(|number| number.is_finite()),
+                _ => None,
+            };
+            let number = number.ok_or_else(|| invalid(format!("'{key}' is no finite number")))?;
+            Ok((key, number))
+        })
+        .collect()
+}
+
+fn text(bytes: &[u8]) -> Result<BTreeMap<String, f64>, NoReward> {
+    let number = std::str::from_utf8(bytes).ok().and_then(python_float);
+    match number.filter(|number| number.is_finite()) {
+        Some(number) => Ok(BTreeMap::from([("reward".to_owned(), number)])),
+        None => Err((
+            ErrorKind::RewardInvalid,
+            "The verifier's reward.txt is no finite number.".to_owned(),
+        )),
+    }
+}
+
+/// `float(text)`: white space around it, and underscores between digits, are fine.
+fn python_float(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let mut digits = String::with_capacity(text.len());
+    let mut before = ' ';
+    let mut chars = text.chars().peekable();
+    while let Some(char) = chars.next() {
+        if char == '_' {
+            let after = chars.peek().is_some_and(char::is_ascii_digit);
+            if !(before.is_ascii_digit() && after) {
+                return None;
+            }
+        } else {
+            digits.push(char);
+        }
+        before = char;
+    }
+    digits.parse().ok()
+}
+
+/// What the judges of casepack's own runner said; none for other verifiers.
+pub(super) fn judges(dir: &Root) -> Vec<JudgeResult> {
+    let read = TreePath::new("judges.json").map(|path| dir.read(&path, JUDGES_MAX));
+    let Ok(Ok((bytes, _))) = read else {
+        return Vec::new();
+    };
+    let Ok(report) = serde_json::from_slice::<Value>(&bytes) else {
+        return Vec::new();
+    };
+    let judges = report.get("judges").and_then(Value::as_array);
+    judges.into_iter().flatten().filter_map(judge).collect()
+}
+
+fn judge(entry: &Value) -> Option<JudgeResult> {
+    let text = |key: &str| {
+        let text = entry.get(key)?.as_str()?;
+        let end = text.floor_char_boundary(RATIONALE_MAX.min(text.len()));
+        text.get(..end).map(str::to_owned)
+    };
+    Some(JudgeResult {
+        name: text("name")?,
+        value: entry
+            .get("value")
+            .filter(|value| value.is_boolean() || value.is_number())
+            .cloned(),
+        rationale: text("rationale").filter(|text| !text.is_empty()),
+        error: text("error"),
+        skipped: entry
+            .get("skipped")
+            .and_then(Value::as_bool)
+            .unwrap_or(false),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(files: &[(&str, &str)]) -> Read {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        rewards(&Root::open(dir.path()).unwrap()).map_err(|(kind, _)| kind)
+    }
+
+    type Read = Result<BTreeMap<String, f64>, ErrorKind>;
+
+    fn one(reward: f64) -> BTreeMap<String, f64> {
+        BTreeMap::from([("reward".to_owned(), reward)])
+    }
+
+    /// One row for each of harbor.md 3, and neighbours.
+    #[test]
+    fn reads_reward_files_as_harbor_does() {
+        use ErrorKind::{RewardEmpty, RewardInvalid, RewardMissing};
+        for (files, wanted) in [
+            (&[("reward.txt", "0.25")][..], Ok(one(0.25))),
+            (&[("reward.txt", " 1\n")], Ok(one(1.0))),
+            (&[("reward.txt", "1_0.5")], Ok(one(10.5))),
+            (&[("reward.txt", "-1e-3")], Ok(one(-0.001))),
+            (
+                &[("reward.txt", "0.1"), ("reward.json", r#"{"reward": 1}"#)],
+                Ok(one(1.0)),
+            ),
+            (&[("reward.json", r#"{"reward": true}"#)], Ok(one(1.0))),
+            (&[("reward.json", r#"{"reward": false}"#)], Ok(one(0.0))),
+            (
+                &[("reward.json", r#"{"reward": 1, "reward": 0.5}"#)],
+                Ok(one(0.5)),
+            ),
+            (
+                &[("reward.json", r#"{"reward": {"x": 1}}"#)],
+                Err(RewardInvalid),
+            ),
+            (&[("reward.json", r#"{"reward": "1"}"#)], Err(RewardInvalid)),
+            (
+                &[("reward.json", r#"{"reward": null}"#)],
+                Err(RewardInvalid),
+            ),
+            (
+                &[("reward.json", r#"{"reward": 1, "x": []}"#)],
+                Err(RewardInvalid),
+            ),
+            (&[("reward.json", "0.5")], Err(RewardInvalid)),
+            (&[("reward.json", "[1]")], Err(RewardInvalid)),
+            (&[("reward.json", r#"{"reward": NaN}"#)], Err(RewardInvalid)),
+            (
+                &[("reward.json", r#"{"reward": Infinity}"#)],
+                Err(RewardInvalid),
+            ),
+            (
+                &[("reward.json", r#"{"reward": 1e309}"#)],
+                Err(RewardInvalid),
+            ),
+            (&[("reward.json", "{")], Err(RewardInvalid)),
+            (&[("reward.txt", "nan")], Err(RewardInvalid)),
+            (&[("reward.txt", "inf")], Err(RewardInvalid)),
+            (&[("reward.txt", "1e309")], Err(RewardInvalid)),
+            (&[("reward.txt", "1,5")], Err(RewardInvalid)),
+            (&[("reward.txt", "1__0")], Err(RewardInvalid)),
+            (&[("reward.txt", "\n")], Err(RewardInvalid)),
+            (&[("reward.txt", "")], Err(RewardEmpty)),
+            (
+                &[("reward.json", ""), ("reward.txt", "1")],
+                Err(RewardEmpty),
+            ),
+            (&[], Err(RewardMissing)),
+        ] {
+            assert_eq!(of(files), wanted, "{files:?}");
+        }
+        let more = of(&[("reward.json", r#"{"reward": 1, "x": 0.5}"#)]).unwrap();
+        assert_eq!((more["reward"], more["x"]), (1.0, 0.5));
+    }
+
+    #[test]
+    fn follows_no_link_and_opens_no_fifo() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("one"), "1").unwrap();
+        std::os::unix::fs::symlink("one", dir.path().join("reward.txt")).unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        assert_eq!(rewards(&root).unwrap_err().0, ErrorKind::RewardInvalid);
+        std::fs::remove_file(dir.path().join("reward.txt")).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("reward.txt"), mode).unwrap();
+        assert_eq!(rewards(&root).unwrap_err().0, ErrorKind::RewardInvalid);
+    }
+
+    #[test]
+    fn a_verdict_has_a_name_and_a_judge() {
+        let of = |entries: &[(&str, f64)]| {
+            let entries = entries
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), *value));
+            reward(&entries.collect()).map_err(|(kind, _)| kind)
+        };
+        assert_eq!(of(&[("reward", 0.5), ("x", 1.0)]), Ok(0.5));
+        assert_eq!(of(&[("score", 1.0)]), Err(ErrorKind::RewardUnnamed));
+        for key in UNJUDGED {
+            assert_eq!(of(&[("reward", 0.0), (key, 1.0)]), Err(ErrorKind::Unjudged));
+            assert_eq!(of(&[("reward", 0.0), (key, 0.0)]), Ok(0.0));
+        }
+    }
+}
