@@ -114,7 +114,12 @@ fn sources() -> Vec<(PathBuf, String, Vec<(usize, String)>)> {
             .collect();
         (file, module, lines)
     };
-    rust_files(&src).into_iter().map(read).collect()
+    let is_code = |file: &PathBuf| file.file_name().is_some_and(|name| name != "tests.rs");
+    rust_files(&src)
+        .into_iter()
+        .filter(is_code)
+        .map(read)
+        .collect()
 }
 
 /// Module names after `crate::`, one by one or in braces.

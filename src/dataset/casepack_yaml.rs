@@ -164,7 +164,8 @@ pub(super) fn options(
 fn option_text(value: &Value<'_>, diags: &mut Diagnostics) -> Option<String> {
     match value.yaml() {
         Yaml::Bool(value) => Some(value.to_string()),
-        Yaml::Str(_) | Yaml::Int(_) | Yaml::Float(_) => Some(python_str(value.yaml())),
+        Yaml::Str(text) => Some(text.to_string()),
+        Yaml::Int(_) | Yaml::Float(_) => Some(python_str(value.yaml())),
         Yaml::Seq(_) => {
             let items = value.items(diags)?;
             let texts: Vec<String> = items

@@ -239,7 +239,8 @@ fn project(request: &LoadRequest, anchor: &Path, diags: &mut Diagnostics) -> Opt
 
 /// The project root that the dataset's own options name, relative to the directory of the config:
 /// a dataset that is built from anywhere has to say so itself. `--project-root` wins; without
-/// either it stays as it was found (policy 12).
+/// either it stays as it was found (policy 12). A file can make the root smaller, never larger:
+/// what else of the machine may be read is the operator's to say (policy 8).
 pub(super) fn project_option(
     options: &mut BTreeMap<String, OptionValue>,
     config: &Path,
@@ -254,21 +255,29 @@ pub(super) fn project_option(
         return found;
     }
     let base = config.parent().unwrap_or(config);
-    match fs::canonicalize(base.join(&option.text)) {
-        Ok(root) if root.is_dir() => root,
-        _ => {
-            diags.push(
-                Diagnostic::new(
-                    Rule::BadValue,
-                    format!("The project root '{}' is no directory.", option.text),
-                )
-                .help("Write it relative to the directory of the config.")
-                .at_place(option.place.as_ref())
-                .field("casepack.project_root"),
-            );
-            found
-        }
-    }
+    let (message, help) = match fs::canonicalize(base.join(&option.text)) {
+        Ok(root) if root.is_dir() && root.starts_with(&found) => return root,
+        Ok(root) if root.is_dir() => (
+            format!(
+                "The project root '{}' is not in '{}', where casepack was started.",
+                option.text,
+                found.display()
+            ),
+            "Start casepack further up, or give --project-root.",
+        ),
+        _ => (
+            format!("The project root '{}' is no directory.", option.text),
+            "Write it relative to the directory of the config.",
+        ),
+    };
+    diags.push(
+        Diagnostic::new(Rule::BadValue, message)
+            .help(help)
+            .at_place(option.place.as_ref())
+            .field("casepack.project_root")
+            .entry(option.text),
+    );
+    found
 }
 
 /// Reads and parses a YAML file that the user named; tells what is wrong with it, duplicate keys

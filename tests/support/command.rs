@@ -123,6 +123,13 @@ impl Outcome {
         self
     }
 
+    /// Fails with everything that was said if `text` is told.
+    #[track_caller]
+    pub(crate) fn assert_stderr_without(self, text: &str) -> Self {
+        assert!(!self.stderr.contains(text), "{self}");
+        self
+    }
+
     /// The document on standard output.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
