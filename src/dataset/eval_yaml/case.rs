@@ -11,7 +11,7 @@ use crate::dataset::{
 };
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::path::{CaseId, TreePath};
-use crate::template::{self, TemplateError};
+use crate::template::{self, MissingField, TemplateError};
 use crate::yaml::{Document, Node, Yaml};
 
 /// The input file is the first of these that is there.
@@ -354,9 +354,19 @@ fn render(
         Err(error) => error,
     };
     let findings = match error {
-        TemplateError::MissingField { field, range } => {
-            vec![missing_field(template, &(field, range), &input.root.value)]
-        }
+        TemplateError::MissingFields(missing) => missing
+            .iter()
+            .map(|missing| missing_field(template, missing, &input.root.value))
+            .collect(),
+        TemplateError::NotAMapping => vec![
+            template
+                .finding(
+                    Rule::NotAMapping,
+                    "The template names fields, but the input is not a mapping.".to_owned(),
+                    None,
+                )
+                .help("Write the input as a mapping with named fields."),
+        ],
         TemplateError::Invalid { message, range } => vec![
             template
                 .finding(
@@ -374,12 +384,8 @@ fn render(
 }
 
 /// The finding about a field that the template needs and the input does not have.
-fn missing_field(
-    template: &Template,
-    missing: &(String, Option<std::ops::Range<usize>>),
-    input: &Yaml,
-) -> Diagnostic {
-    let (field, range) = missing;
+fn missing_field(template: &Template, missing: &MissingField, input: &Yaml) -> Diagnostic {
+    let MissingField { field, range } = missing;
     let names: Vec<&str> = match input {
         Yaml::Map(entries) => entries
             .iter()
