@@ -196,6 +196,11 @@ rules! {
         ""
         "Make it readable for the user who runs casepack, or remove it."
         ""
+    HarborDigestIgnores "harbor-digest-ignores" Warning true
+        "A workspace file is not part of Harbor's digest of the package."
+        "Harbor uploads every file of the workspace, but its digest leaves caches and editor files out by name: __pycache__/, *.pyc, .DS_Store, *.swp, *.swo, *~."
+        "Rename the file, or leave it out of workspace.files."
+        "workspace: {files: [notes.txt~]}"
     HarborEnvironmentName "harbor-environment-name" Error false
         "A workspace file has a name at which Harbor stops uploading the workspace."
         "With docker_image, a Dockerfile or docker-compose.yaml at the top of environment/ means \"build this\", and nothing is uploaded."
