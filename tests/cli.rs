@@ -1,5 +1,6 @@
 //! The command line as a user meets it.
 
+mod build;
 mod check;
 mod explain;
 mod help;
