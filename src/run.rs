@@ -32,8 +32,8 @@ pub use self::results::{
     RunResults, Status, StepResult, Summary, VerifierRun,
 };
 use self::sandbox::Sandbox;
-use crate::dataset::{Dataset, Runner as RunnerBlock, RunnerCommand};
-use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::dataset::{Dataset, Mode, Runner as RunnerBlock, RunnerCommand};
+use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
 use crate::path::CaseId;
@@ -189,6 +189,21 @@ pub fn run(
             None
         }
     };
+    if request
+        .dataset
+        .is_some_and(|dataset| dataset.mode == Mode::Batch)
+    {
+        let told = "execution.mode is batch, but each case is run by itself, in its own workspace \
+                    with a batch.yaml of one entry, as Harbor does.";
+        diags.push(
+            Diagnostic::new(Rule::Unsupported, told)
+                .severity(Severity::Note)
+                .field("execution.mode")
+                .help(
+                    "Nothing has to be done; a run of all cases in one workspace is not made yet.",
+                ),
+        );
+    }
     match std::fs::create_dir(&dir) {
         Ok(()) => {}
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {

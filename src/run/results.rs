@@ -270,7 +270,7 @@ impl RunResults {
         }
     }
 
-    /// Whether there is nothing to complain about: every case passed.
+    /// Whether there is nothing to complain about: every case passed, none was skipped.
     pub fn all_passed(&self) -> bool {
         self.cases.iter().all(|case| case.status == Status::Passed)
     }
@@ -278,7 +278,7 @@ impl RunResults {
 
 impl CaseResult {
     /// A case of which nothing is known yet.
-    pub(super) fn new(id: &CaseId) -> Self {
+    pub(crate) fn new(id: &CaseId) -> Self {
         Self {
             id: id.clone(),
             status: Status::Error,
