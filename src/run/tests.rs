@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::dataset::{
-    Case, CaseReader, Execution, Format, Interception, Material, Mode, Output, Sources,
+    Case, CaseReader, Execution, Format, Interception, Material, Output, Sources,
     Verification, Verifier,
 };
 use crate::diag::Levels;
