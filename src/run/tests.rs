@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::*;
 use crate::dataset::{
-    Case, CaseReader, Execution, Format, Interception, Material, Output, Sources,
-    Verification, Verifier,
+    Case, CaseReader, Execution, Format, Interception, Material, Output, Sources, Verification,
+    Verifier,
 };
 use crate::diag::Levels;
 use crate::fs::{Root, Roots};
