@@ -625,3 +625,6 @@ pub enum Instruction {
         template: String,
     },
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,15 +60,19 @@ pub(super) fn read(
                 .related(Some(&config.place()), "`config` is here"),
         );
     }
+    let names_config = config.is_some();
     let config =
         config.and_then(|value| existing(&value, &directory, fs::Metadata::is_file, "file", diags));
-    let (tasks, shared) = dataset
-        .and_then(|value| value.fields(diags))
-        .map(|dataset| tasks(dataset, &directory, diags))
-        .unwrap_or_default();
+    let (tasks, shared) = dataset.and_then(|value| value.fields(diags)).map_or_else(
+        || (Ok(None), Vec::new()),
+        |dataset| tasks(dataset, &directory, diags),
+    );
     let (options, stage_skill) = options(&Value::root(&document), &["config", "dataset"], diags);
     top.finish_open();
-    Some(CasepackYaml {
+    // What it names is not there: told, and nothing else is meant.
+    let usable = (config.is_some() || !names_config) && tasks.is_ok();
+    let tasks = tasks.unwrap_or_default();
+    usable.then_some(CasepackYaml {
         directory,
         config,
         tasks,
@@ -78,14 +82,18 @@ pub(super) fn read(
     })
 }
 
+/// `dataset`: the directory of the tasks, or `Err` when it is not there; and what they share.
 fn tasks(
     mut dataset: Fields<'_>,
     directory: &Path,
     diags: &mut Diagnostics,
-) -> (Option<PathBuf>, Vec<SharedEntry>) {
-    let tasks = dataset
-        .get("path")
-        .and_then(|value| existing(&value, directory, fs::Metadata::is_dir, "directory", diags));
+) -> (Result<Option<PathBuf>, ()>, Vec<SharedEntry>) {
+    let tasks = match dataset.get("path") {
+        Some(value) => existing(&value, directory, fs::Metadata::is_dir, "directory", diags)
+            .map(Some)
+            .ok_or(()),
+        None => Ok(None),
+    };
     let files = files::workspace(&mut dataset, diags);
     for entry in &files.listed {
         diags.push(
@@ -121,7 +129,11 @@ fn existing(
     diags.push(
         value
             .finding(
-                Rule::ConfigNotFound,
+                if what == "file" {
+                    Rule::ConfigNotFound
+                } else {
+                    Rule::DatasetNotFound
+                },
                 format!("There is no {what} '{text}'."),
             )
             .help("Correct the path; it is relative to the directory of casepack.yaml.")

@@ -105,7 +105,7 @@ pub(super) fn load(
             .settings
             .as_ref()
             .map_or(serde_json::Value::Null, |settings| {
-                settings.yaml().to_tagged_json()
+                around::plain_json(settings.yaml())
             }),
     };
     let listed = match blocks.mode {
@@ -167,7 +167,6 @@ fn top_keys(document: &Document, diags: &mut Diagnostics) {
     let Yaml::Map(entries) = &document.root.value else {
         return;
     };
-    let present = |name: &str| document.root.value.get(name).is_some();
     for (name, value) in Value::root(document)
         .entries(&mut diags.fork())
         .unwrap_or_default()
@@ -185,9 +184,9 @@ fn top_keys(document: &Document, diags: &mut Diagnostics) {
         if BLOCKS.contains(&name) || name.len() > 100 {
             continue;
         }
-        let near = BLOCKS.into_iter().find(|block| {
-            !present(block) && strsim::damerau_levenshtein(&name.to_lowercase(), block) <= 1
-        });
+        let near = BLOCKS
+            .into_iter()
+            .find(|block| strsim::damerau_levenshtein(&name.to_lowercase(), block) <= 1);
         let key = entries
             .iter()
             .map(|(key, _)| key)
@@ -340,6 +339,14 @@ fn text(value: &Value<'_>, diags: &mut Diagnostics) -> Option<String> {
     }
 }
 
+/// The help for a key that is missing: a misspelled one, or what to add.
+fn add(fields: &mut Fields<'_>, key: &'static str, otherwise: &str) -> String {
+    match fields.meant(key) {
+        Some(written) => format!("Did you mean `{key}` instead of `{written}`?"),
+        None => otherwise.to_owned(),
+    }
+}
+
 /// A number as it is, without a finding.
 fn number(value: &Value<'_>) -> Option<f64> {
     match value.yaml() {
@@ -390,3 +397,6 @@ fn whole(value: &Value<'_>, diags: &mut Diagnostics) -> Option<i64> {
     }
     found
 }
+
+#[cfg(test)]
+mod tests;

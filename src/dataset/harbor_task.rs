@@ -457,3 +457,6 @@ fn links(task: &CaseDir<'_>, part: &str, diags: &mut Diagnostics) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -283,7 +283,7 @@ pub struct Fields<'d> {
     span: Range<usize>,
     path: String,
     entries: &'d [(Node, Node)],
-    asked: BTreeSet<&'static str>,
+    asked: BTreeSet<&'d str>,
 }
 
 impl<'d> Fields<'d> {
@@ -410,6 +410,20 @@ impl<'d> Fields<'d> {
         self.get(key)
             .and_then(|value| value.entries(diags))
             .unwrap_or_default()
+    }
+
+    /// The key that was probably meant to be `key`, when `key` is absent. It counts as known from
+    /// then on: one mistake is told once. Ask for what else the mapping may have before.
+    pub fn meant(&mut self, key: &'static str) -> Option<&'d str> {
+        let found = self.entries.iter().find_map(|(name, _)| {
+            let name = name.value.as_str()?;
+            (name != key
+                && !self.asked.contains(name)
+                && nearest(name, std::iter::once(key)).is_some())
+            .then_some(name)
+        })?;
+        self.asked.insert(found);
+        Some(found)
     }
 
     /// Counts `keys` as known although nobody reads them here.

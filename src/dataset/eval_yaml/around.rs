@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::execution::ON_FAILURE;
-use super::{text, whole};
+use super::{add, text, whole};
 use crate::dataset::{Hook, Mode, PermissionRule, Permissions, Phase, ToolHandler};
 use crate::diag::{Diagnostics, Place, Rule, Severity};
+use crate::template::python_str;
 use crate::yaml::{Fields, Value, Yaml};
 
 const PHASES: [(&str, Phase); 8] = [
@@ -72,6 +73,7 @@ fn hook(fields: &mut Fields<'_>, phase: Phase, diags: &mut Diagnostics) -> Hook 
             .get("command")
             .is_none_or(|value| value.yaml().as_str().is_some())
     {
+        let help = add(fields, "command", "Add `command`.");
         diags.push(
             fields
                 .finding(
@@ -80,7 +82,7 @@ fn hook(fields: &mut Fields<'_>, phase: Phase, diags: &mut Diagnostics) -> Hook 
                 )
                 .severity(Severity::Warning)
                 .field(fields.path_of("command"))
-                .help("Add `command`."),
+                .help(help),
         );
     }
     let timeout_sec = fields
@@ -214,6 +216,8 @@ pub(super) fn inputs(top: &mut Fields<'_>, diags: &mut Diagnostics) -> Tools {
             Some(text.to_owned())
         });
         if matches.trim().is_empty() {
+            let otherwise = "Name the tools, for example `match: AskUserQuestion`.";
+            let help = add(&mut fields, "match", otherwise);
             diags.push(
                 fields
                     .finding(
@@ -222,7 +226,7 @@ pub(super) fn inputs(top: &mut Fields<'_>, diags: &mut Diagnostics) -> Tools {
                     )
                     .severity(Severity::Warning)
                     .field(fields.path_of("match"))
-                    .help("Name the tools, for example `match: AskUserQuestion`."),
+                    .help(help),
             );
         }
         fields.finish(diags);
@@ -318,13 +322,10 @@ fn seed(fields: &mut Fields<'_>, diags: &mut Diagnostics) {
         }
     } else {
         let field = fields.path_of("category");
+        let otherwise = "Add `category`: it becomes annotations.category of the cases.";
+        let help = add(fields, "category", otherwise);
         let message = format!("`{field}` is empty: every seed needs a category.");
-        diags.push(
-            fields
-                .finding(Rule::Empty, message)
-                .field(field)
-                .help("Add `category`: it becomes annotations.category of the cases."),
-        );
+        diags.push(fields.finding(Rule::Empty, message).field(field).help(help));
     }
     match fields.get("count") {
         Some(value) if *value.yaml() == Yaml::Bool(true) => {}
@@ -333,6 +334,8 @@ fn seed(fields: &mut Fields<'_>, diags: &mut Diagnostics) {
         }
         None => {
             let field = fields.path_of("count");
+            let otherwise = "Add `count`: how many cases are made from the seed.";
+            let help = add(fields, "count", otherwise);
             diags.push(
                 fields
                     .finding(
@@ -340,7 +343,7 @@ fn seed(fields: &mut Fields<'_>, diags: &mut Diagnostics) {
                         format!("`{field}` must be a whole number of at least 1; it is missing."),
                     )
                     .field(field)
-                    .help("Add `count`: how many cases are made from the seed."),
+                    .help(help),
             );
         }
     }
@@ -381,5 +384,29 @@ pub(super) fn mlflow(top: &mut Fields<'_>, diags: &mut Diagnostics) {
         }
         block.entries("tags", diags);
         block.finish(diags);
+    }
+}
+
+/// JSON as Python's `json.dumps` would write it: the agent's settings are JSON.
+pub(super) fn plain_json(value: &Yaml) -> serde_json::Value {
+    match value {
+        Yaml::Null => serde_json::Value::Null,
+        Yaml::Bool(value) => (*value).into(),
+        Yaml::Int(number) => match i64::try_from(number) {
+            Ok(number) => number.into(),
+            Err(_) => number.to_string().into(),
+        },
+        Yaml::Float(number) => (*number).into(),
+        Yaml::Seq(items) | Yaml::Set(items) => {
+            items.iter().map(|item| plain_json(&item.value)).collect()
+        }
+        Yaml::Map(entries) | Yaml::Pairs(entries) => entries
+            .iter()
+            .map(|(key, node)| (python_str(&key.value), plain_json(&node.value)))
+            .collect::<serde_json::Map<_, _>>()
+            .into(),
+        Yaml::Str(_) | Yaml::Date(_) | Yaml::DateTime(_) | Yaml::Binary(_) => {
+            python_str(value).into()
+        }
     }
 }

@@ -335,12 +335,14 @@ fn steps(list: Vec<Value<'_>>, diags: &mut Diagnostics) -> Vec<StepPlan> {
                 What::Arguments(None)
             }
             (None, None) => {
+                let help = super::add(&mut step, "skill", "Add one of them.");
+                let help = super::add(&mut step, "prompt", &help);
                 diags.push(
                     step.finding(
                         Rule::MissingKey,
                         format!("`{}` needs a `skill` or a `prompt`.", step.path()),
                     )
-                    .help("Add one of them."),
+                    .help(help),
                 );
                 What::Arguments(None)
             }
@@ -396,13 +398,15 @@ fn step_id(step: &mut Fields<'_>, diags: &mut Diagnostics) -> Option<(String, Pl
     };
     let Some(value) = value.filter(|_| !id.trim().is_empty()) else {
         let field = step.path_of("id");
+        let otherwise = "Add an id that is unique among the steps, for example `id: plan`.";
+        let help = super::add(step, "id", otherwise);
         diags.push(
             step.finding(
                 Rule::Empty,
                 format!("`{field}` is empty: every step needs an id."),
             )
             .field(field)
-            .help("Add an id that is unique among the steps, for example `id: plan`."),
+            .help(help),
         );
         return None;
     };

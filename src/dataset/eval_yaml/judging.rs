@@ -127,9 +127,12 @@ fn judge(
     for value in fields.items("context", diags) {
         want(&value, WantedKind::Context, diags);
     }
-    judge.module = fields
-        .get("module")
-        .and_then(|value| want(&value, WantedKind::Module, diags));
+    let module = fields.get("module");
+    judge.module = match &judge.function {
+        // Without a function there is nothing to call, so nobody needs the file.
+        None => module.and_then(|value| value.str(diags).map(str::to_owned)),
+        Some(_) => module.and_then(|value| want(&value, WantedKind::Module, diags)),
+    };
 
     let builtin = fields.get("builtin");
     judge.builtin = builtin
@@ -236,6 +239,8 @@ fn judge_name(fields: &mut Fields<'_>, index: usize, diags: &mut Diagnostics) ->
         _ => {
             let name = format!("judge-{}", index + 1);
             let field = fields.path_of("name");
+            let otherwise = "Add `name`: results and thresholds go by it.";
+            let help = super::add(fields, "name", otherwise);
             diags.push(
                 fields
                     .finding(
@@ -244,7 +249,7 @@ fn judge_name(fields: &mut Fields<'_>, index: usize, diags: &mut Diagnostics) ->
                     )
                     .severity(Severity::Warning)
                     .field(field)
-                    .help("Add `name`: results and thresholds go by it."),
+                    .help(help),
             );
             name
         }
