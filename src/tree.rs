@@ -62,6 +62,8 @@ pub enum Data {
     /// In memory.
     Bytes(Arc<[u8]>),
     /// In a file that had `stamp` when its digest was computed; checked again when it is copied.
+    /// (A change within the same tick of the file system's clock as the hashing is not seen when
+    /// the kernel copies; whoever verifies the copy sees it.)
     File {
         /// The root that it is opened through.
         root: Arc<Root>,

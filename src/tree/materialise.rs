@@ -241,16 +241,17 @@ fn copy_in_kernel(from: &File, to: &OwnedFd, size: u64) -> Result<bool, Copy> {
             let copied =
                 rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut write), left);
             match copied {
-                Ok(0) => return Err(changed()),
-                Ok(_) | Err(Errno::INTR) => {}
+                Ok(1..) | Err(Errno::INTR) => {}
                 Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
                     return Err(Copy::Write(copied.err().unwrap_or(Errno::NOSPC)));
                 }
-                Err(_) if at == 0 && read == start => {
+                // Some file systems can't, and some say so by copying nothing.
+                Ok(0) | Err(_) if at == 0 && read == start => {
                     rustix::fs::seek(from, SeekFrom::Start(0))
                         .map_err(|errno| Copy::Read(errno.into()))?;
                     return Ok(false);
                 }
+                Ok(0) => return Err(changed()),
                 Err(errno) => return Err(Copy::Read(errno.into())),
             }
         }
