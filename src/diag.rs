@@ -276,6 +276,11 @@ impl Diagnostics {
         self.items.iter()
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()

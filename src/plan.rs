@@ -6,8 +6,11 @@
 //! (only what the record says and what is unchanged is replaced or removed), reproducible (results
 //! are put in the order of case ids, whatever the threads do).
 
+mod fingerprint;
 mod output;
+mod state;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, io};
@@ -15,6 +18,7 @@ use std::{fs, io};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use rayon::prelude::*;
 
+use self::fingerprint::{Look, look};
 use self::output::{Output, Placed};
 use crate::assemble::{self, Common, Views};
 use crate::dataset::{self, Case, Coverage, Dataset, Mode};
@@ -118,13 +122,20 @@ pub struct Error {
 struct Done {
     diags: Diagnostics,
     placed: Vec<Placed>,
-    package: Option<(String, TreePath, Digest)>,
+    package: Option<Package>,
     coverage: Option<Coverage>,
     /// In batch mode: the case's part of the one `batch.yaml`.
     input: Option<Yaml>,
     failed: bool,
     error: Option<Error>,
     skipped: bool,
+}
+
+/// A Harbor package that is in place.
+struct Package {
+    place: TreePath,
+    name: String,
+    digest: Digest,
 }
 
 /// Everything that the cases of one build share.
@@ -134,7 +145,12 @@ struct Build<'a> {
     harbor: Option<(harbor::Prepared, &'a harbor::Options)>,
     outputs: Vec<(Target, Option<Output>)>,
     force: bool,
+    /// The file system's time before anything was read.
+    now_ns: i128,
 }
+
+/// A case that is to be done, and what its directory looked like.
+type Todo<'a> = (&'a CaseId, Option<Look>);
 
 /// Reads and assembles every selected case and makes its Harbor package, without writing anything.
 pub fn check(
@@ -157,8 +173,20 @@ pub fn check(
         harbor: prepared.map(|prepared| (prepared, options)),
         outputs: vec![(Target::Harbor, None)],
         force: false,
+        now_ns: 0,
     };
-    let all = run(&build, Stage::Check, select, jobs, stop, observer, diags);
+    let todo: Vec<Todo<'_>> = dataset
+        .cases
+        .iter()
+        .filter(|id| select.has(id))
+        .map(|id| (id, None))
+        .collect();
+    let crew = Crew {
+        jobs,
+        stop,
+        observer,
+    };
+    let all = run(&build, Stage::Check, todo, &crew, diags);
     for (id, done) in all {
         if done.skipped {
             summary.interrupted = true;
@@ -174,6 +202,10 @@ pub fn check(
 /// Builds the selected cases. An error of the dataset is in `diags`, and the cases that it touches
 /// in `Summary::failed`.
 ///
+/// Incremental: a case whose directory and outputs look as they did when its outputs were made is
+/// not read, as long as everything else is the same too; when that holds for all cases, no file of
+/// the dataset but its config is opened and nothing is written.
+///
 /// # Errors
 /// When the output directory can't be used; what is in place by then stays.
 pub fn build(
@@ -183,90 +215,108 @@ pub fn build(
 ) -> Result<Summary, Error> {
     let dataset = request.dataset;
     let mut summary = Summary::default();
-    let selected = || {
-        dataset
-            .cases
-            .iter()
-            .filter(|id| request.select.has(id))
-            .cloned()
-    };
+    let selected: Vec<&CaseId> = dataset
+        .cases
+        .iter()
+        .filter(|id| request.select.has(id))
+        .collect();
     let out = output::create(request.out)?;
     let lock = output::lock(&out)?;
-    let common = assemble::prepare(dataset, std::slice::from_ref(&out), diags);
-    let wants_harbor = request.targets.contains(&Target::Harbor);
-    let prepared = if wants_harbor {
-        harbor::prepare(dataset, request.harbor, diags).map(Some)
-    } else {
-        Some(None)
-    };
-    let (Some(common), Some(prepared)) = (common, prepared) else {
-        summary.failed = selected().collect();
-        return Ok(summary);
-    };
+    let mut harbor = None;
+    if request.targets.contains(&Target::Harbor) {
+        let Some(prepared) = harbor::prepare(dataset, request.harbor, diags) else {
+            summary.failed = selected.into_iter().cloned().collect();
+            return Ok(summary);
+        };
+        harbor = Some((prepared, request.harbor));
+    }
     let mut outputs = Vec::new();
     for &target in request.targets {
         outputs.push((target, Some(Output::open(&out, target.name(), diags)?)));
     }
-    let build = Build {
-        dataset,
-        common,
-        harbor: prepared.map(|prepared| (prepared, request.harbor)),
-        outputs,
-        force: request.force,
-    };
-    let all = run(
-        &build,
-        Stage::Build,
-        request.select,
-        request.jobs,
-        request.stop,
+    let crew = Crew {
+        jobs: request.jobs,
+        stop: request.stop,
         observer,
-        diags,
+    };
+    let state = state::of(dataset, request.harbor);
+    let state_hex = state.as_ref().map(|state| state.fingerprint.hex());
+    let (current, todo) = look_at_all(
+        dataset,
+        &selected,
+        &outputs,
+        harbor.as_ref(),
+        state_hex.as_deref(),
+        &crew,
     );
 
-    let mut tasks = Vec::new();
-    let mut first_error = None;
+    let mut all: Vec<(CaseId, Done)> = current;
+    let mut clean = true;
+    let reads = !todo.is_empty();
     let mut inputs = Vec::new();
-    for (id, mut done) in all {
-        inputs.extend(done.input.take());
-        first_error = first_error.or(done.error);
+    if reads {
+        // After the looks, before anything is read: what changes from now on carries a later time.
+        let now_ns = output::now_ns(&out)?;
+        let before = diags.len();
+        let Some(common) = assemble::prepare(dataset, std::slice::from_ref(&out), diags) else {
+            summary.failed = selected.into_iter().cloned().collect();
+            return Ok(summary);
+        };
+        let quiet = diags.len() == before;
+        clean = quiet && state.is_some_and(|state| state.settled(now_ns));
+        let build = Build {
+            dataset,
+            common,
+            harbor,
+            outputs,
+            force: request.force,
+            now_ns,
+        };
+        all.extend(run(&build, Stage::Build, todo, &crew, diags));
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        for (_, done) in &mut all {
+            inputs.extend(done.input.take());
+        }
+        if dataset.mode == Mode::Batch && !all.iter().any(|(_, done)| done.skipped) {
+            batch(&build, &inputs, request.force, diags, &mut summary)?;
+        }
+        outputs = build.outputs;
+    }
+    if let Some(error) = all.iter_mut().find_map(|(_, done)| done.error.take()) {
+        return Err(error);
+    }
+    let mut tasks = Vec::new();
+    let mut made = BTreeSet::new();
+    for (id, done) in &all {
         if done.skipped {
             summary.interrupted = true;
             continue;
         }
         if done.failed {
-            summary.failed.push(id);
+            summary.failed.push(id.clone());
             continue;
         }
-        let (mut files, mut bytes, mut written) = (0, 0, false);
-        for placed in &done.placed {
-            if let Placed::Written(stats) = placed {
-                files += stats.files;
-                bytes += stats.bytes;
-                written = true;
-            }
+        made.insert(id.as_str());
+        let written = done
+            .placed
+            .iter()
+            .any(|placed| matches!(placed, Placed::Written(_)));
+        for stats in done.placed.iter().map(Placed::stats) {
+            summary.files += stats.files;
+            summary.bytes += stats.bytes;
         }
-        summary.files += files;
-        summary.bytes += bytes;
-        if let Some((task, place, digest)) = done.package {
-            summary
-                .packages
-                .push((id.clone(), out.join("harbor").join(place.as_str())));
-            tasks.push((id.clone(), task, digest));
+        if let Some(package) = &done.package {
+            let dir = out.join(Target::Harbor.name()).join(package.place.as_str());
+            summary.packages.push((id.clone(), dir));
+            tasks.push((id.clone(), package.name.clone(), package.digest));
         }
         if written {
-            summary.built.push(id);
+            summary.built.push(id.clone());
         } else {
-            summary.unchanged.push(id);
+            summary.unchanged.push(id.clone());
         }
     }
-    if let Some(error) = first_error {
-        return Err(error);
-    }
-    if dataset.mode == Mode::Batch && !summary.interrupted {
-        batch(&build, &inputs, request.force, diags, &mut summary)?;
-    }
-    for (target, output) in build.outputs {
+    for (target, output) in outputs {
         let Some(mut output) = output else { continue };
         if target == Target::Harbor {
             output.record_tasks(&tasks);
@@ -290,36 +340,128 @@ pub fn build(
                     .map(|name| format!("{}/{name}", target.name())),
             );
         }
+        if reads {
+            output.set_state(state_hex.as_deref().filter(|_| clean), &made);
+        }
         output.finish()?;
     }
     drop(lock);
     Ok(summary)
 }
 
-/// Does every selected case, in parallel; the results in the order of case ids. Diagnostics are
+/// How the cases are worked on.
+struct Crew<'a> {
+    jobs: usize,
+    stop: &'a AtomicBool,
+    observer: &'a dyn Observer,
+}
+
+impl Crew<'_> {
+    /// `work` for every item, in parallel; the results in the order of the items.
+    fn map<T: Sync, R: Send>(&self, items: &[T], work: impl Fn(&T) -> R + Sync + Send) -> Vec<R> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(self.jobs.max(1))
+            .build();
+        match pool {
+            Ok(pool) => pool.install(|| items.par_iter().map(&work).collect()),
+            // No threads to be had: do it here.
+            Err(_) => items.iter().map(&work).collect(),
+        }
+    }
+}
+
+/// Which cases are current, and which are to be done.
+fn look_at_all<'a>(
+    dataset: &Dataset,
+    selected: &[&'a CaseId],
+    outputs: &[(Target, Option<Output>)],
+    harbor: Option<&(harbor::Prepared, &harbor::Options)>,
+    state: Option<&str>,
+    crew: &Crew<'_>,
+) -> (Vec<(CaseId, Done)>, Vec<Todo<'a>>) {
+    let sources = &dataset.sources;
+    let root = sources.roots.get(sources.dataset_root);
+    let looks = crew.map(selected, |id| {
+        let inputs = look(root?, Some(&id.to_path()))
+            .ok()
+            .filter(|look| !look.odd)?;
+        let fingerprint = inputs.fingerprint.hex();
+        let mut package = None;
+        let current = state.is_some_and(|state| {
+            outputs.iter().all(|(target, output)| {
+                let Some(output) = output else { return false };
+                let place = match target {
+                    Target::Harbor => harbor
+                        .and_then(|(prepared, _)| prepared.name(id))
+                        .map(harbor::SafeName::to_path),
+                    Target::Workspace if dataset.mode == Mode::Batch => None,
+                    Target::Workspace => Some(id.to_path()),
+                    Target::EvalHub => evalhub_place(id),
+                };
+                let Some(place) = place else { return false };
+                if *target == Target::Harbor {
+                    let Some((name, digest)) = output.task(&place) else {
+                        return false;
+                    };
+                    package = Some(Package {
+                        place: place.clone(),
+                        name,
+                        digest,
+                    });
+                }
+                output.is_current(&place, state, &fingerprint)
+            })
+        });
+        Some((inputs, current.then_some(package)))
+    });
+    let mut current = Vec::new();
+    let mut todo = Vec::new();
+    for (id, look) in selected.iter().zip(looks) {
+        match look {
+            Some((_, Some(package))) => {
+                crew.observer.on(Event::CaseBuilt {
+                    case: id,
+                    files: 0,
+                    bytes: 0,
+                });
+                current.push((
+                    (*id).clone(),
+                    Done {
+                        current: true,
+                        package,
+                        ..Done::default()
+                    },
+                ));
+            }
+            Some((look, None)) => todo.push((*id, Some(look))),
+            None => todo.push((*id, None)),
+        }
+    }
+    (current, todo)
+}
+
+/// `cases/<id>`, where EvalHub's adapters look.
+fn evalhub_place(id: &CaseId) -> Option<TreePath> {
+    Some(TreePath::new("cases").ok()?.join(&id.to_path()))
+}
+
+/// Does every case of `todo`, in parallel; the results in the order of case ids. Diagnostics are
 /// added in that order too.
 fn run(
     build: &Build<'_>,
     stage: Stage,
-    select: &Select,
-    jobs: usize,
-    stop: &AtomicBool,
-    observer: &dyn Observer,
+    todo: Vec<Todo<'_>>,
+    crew: &Crew<'_>,
     diags: &mut Diagnostics,
 ) -> Vec<(CaseId, Done)> {
-    let ids: Vec<&CaseId> = build
-        .dataset
-        .cases
-        .iter()
-        .filter(|id| select.has(id))
-        .collect();
+    let observer = crew.observer;
     observer.on(Event::StageStarted {
         stage,
-        total: ids.len(),
+        total: todo.len(),
     });
     let empty = diags.fork();
-    let one = |id: &&CaseId| {
-        if stop.load(Ordering::Relaxed) {
+    let mut all = crew.map(&todo, |(id, look)| {
+        if crew.stop.load(Ordering::Relaxed) {
             return Done {
                 skipped: true,
                 ..Done::default()
@@ -329,7 +471,7 @@ fn run(
             diags: empty.fork(),
             ..Done::default()
         };
-        build.case(id, &mut done);
+        build.case(id, look.as_ref(), &mut done);
         done.failed |= done.error.is_some();
         if done.failed {
             observer.on(Event::CaseFailed { case: id });
@@ -347,15 +489,7 @@ fn run(
             });
         }
         done
-    };
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(jobs.max(1))
-        .build();
-    let mut all: Vec<Done> = match pool {
-        Ok(pool) => pool.install(|| ids.par_iter().map(one).collect()),
-        // No threads to be had: do it here.
-        Err(_) => ids.iter().map(one).collect(),
-    };
+    });
     let mut coverage = Coverage::new(build.dataset);
     for done in &mut all {
         diags.append(std::mem::take(&mut done.diags));
@@ -364,16 +498,20 @@ fn run(
         }
     }
     // Only all cases together can say that a branch of a judge is never taken.
-    if select.globs.is_none() && !all.iter().any(|done| done.skipped || done.failed) {
+    let complete = todo.len() == build.dataset.cases.len();
+    if complete && !all.iter().any(|done| done.skipped || done.failed) {
         coverage.finish(build.dataset, diags);
     }
     observer.on(Event::StageFinished { stage });
-    ids.into_iter().cloned().zip(all).collect()
+    todo.into_iter()
+        .map(|(id, _)| id.clone())
+        .zip(all)
+        .collect()
 }
 
 impl Build<'_> {
     /// Reads, assembles and places one case.
-    fn case(&self, id: &CaseId, done: &mut Done) {
+    fn case(&self, id: &CaseId, look: Option<&Look>, done: &mut Done) {
         let Some((case, views)) = self.read(id, done) else {
             done.failed = true;
             return;
@@ -403,7 +541,12 @@ impl Build<'_> {
                     match harbor::digest(&package.tree) {
                         Ok(digest) => {
                             let place = package.name.to_path();
-                            done.package = Some((package.task_name, place.clone(), digest));
+                            let name = package.task_name;
+                            done.package = Some(Package {
+                                place: place.clone(),
+                                name,
+                                digest,
+                            });
                             trees.push((at, place, package.tree));
                         }
                         Err(error) => {
@@ -423,10 +566,9 @@ impl Build<'_> {
                 Target::Workspace if self.dataset.mode == Mode::Batch => {}
                 Target::Workspace => trees.push((at, id.to_path(), views.workspace.clone())),
                 Target::EvalHub => {
-                    // Proof: a constant of one valid component.
-                    if let Ok(cases) = TreePath::new("cases") {
+                    if let Some(place) = evalhub_place(id) {
                         let tree = evalhub::case(id, &views, &mut done.diags);
-                        trees.push((at, cases.join(&id.to_path()), tree));
+                        trees.push((at, place, tree));
                     }
                 }
             }
@@ -468,7 +610,14 @@ impl Build<'_> {
                     );
                     done.failed = true;
                 }
-                Ok(placed) => done.placed.push(placed),
+                Ok(placed) => {
+                    // A case that has something to be told is read on every build.
+                    let settled = look.filter(|look| look.settled(self.now_ns));
+                    let vouched = settled.filter(|_| done.diags.is_empty());
+                    let inputs = vouched.map(|look| look.fingerprint.hex());
+                    output.vouch(&place, inputs.as_deref());
+                    done.placed.push(placed);
+                }
                 Err(error) => {
                     done.error = Some(error);
                     return;

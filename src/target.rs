@@ -6,6 +6,8 @@
 pub mod evalhub;
 pub mod harbor;
 
+use crate::digest::{Digest, Hasher};
+
 /// What a dataset is compiled to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
@@ -37,4 +39,18 @@ impl Target {
             .copied()
             .find(|target| target.name() == name)
     }
+}
+
+/// The digest of every file that casepack puts into outputs as it is.
+pub fn templates() -> Digest {
+    let mut hasher = Hasher::new();
+    for text in [
+        include_str!("../templates/test.sh"),
+        include_str!("../templates/judge.py"),
+        include_str!("../templates/intercept.py"),
+    ] {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    }
+    hasher.finish()
 }

@@ -14,6 +14,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use super::fingerprint::{self, GRANULARITY, look};
 use crate::dataset::Dataset;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::Digest;
@@ -58,11 +59,20 @@ struct Known {
     /// Harbor: the package's name and digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<(String, String)>,
+    /// What the case directory looked like, when that vouches for what was read of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    inputs: Option<String>,
+    /// What the output looked like when it was in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seen: Option<String>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Record {
     schema: String,
+    /// Everything but the case directories that the outputs depend on, when no finding hangs on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    state: Option<String>,
     outputs: BTreeMap<String, Known>,
 }
 
@@ -70,12 +80,14 @@ struct Record {
 pub(super) struct Output {
     /// `OUT/<target>`.
     dir: PathBuf,
+    root: Arc<Root>,
     state: PathBuf,
     target: &'static str,
     record: Mutex<Record>,
     /// Trees that a build announced to be placed, by name: of this run and of killed ones.
     announced: Mutex<BTreeMap<String, BTreeSet<String>>>,
-    journal: Mutex<File>,
+    /// Opened when something is placed.
+    journal: Mutex<Option<File>>,
 }
 
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -143,6 +155,12 @@ pub(super) fn lock(out: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
+/// The file system's time in the output directory.
+pub(super) fn now_ns(out: &Path) -> Result<i128, Error> {
+    let state = out.join(STATE);
+    fingerprint::now_ns(&state).map_err(failed("can not write in", &state))
+}
+
 impl Output {
     /// Opens `out/<target>`; a damaged or foreign record is told and not trusted.
     pub(super) fn open(
@@ -192,18 +210,15 @@ impl Output {
             Err(error) if error.kind() == ErrorKind::InvalidData => {}
             Err(error) => return Err(failed("can not read", &path)(error)),
         }
-        let mut journal = state_file(&path, OpenOptions::new().append(true).create(true))?;
-        // Ends a line that a kill cut.
-        journal
-            .write_all(b"\n")
-            .map_err(failed("can not write", &path))?;
+        let root = Root::open(&dir).map_err(refused("can not open"))?;
         Ok(Self {
             dir,
+            root: Arc::new(root),
             state,
             target,
             record: Mutex::new(record),
             announced: Mutex::new(announced),
-            journal: Mutex::new(journal),
+            journal: Mutex::new(None),
         })
     }
 
@@ -224,7 +239,7 @@ impl Output {
         let path = self.dir.join(place.as_str());
         match path.symlink_metadata() {
             Ok(_) => {
-                let have = existing(&path);
+                let have = self.tree_at(place, &path);
                 if have.as_deref() == Some(&want) {
                     self.remember(place, case, want);
                     return Ok(Placed::Unchanged);
@@ -266,6 +281,77 @@ impl Output {
         Ok(Placed::Written(stats))
     }
 
+    /// The digest of the tree that is at `place`: the recorded one when the output looks as it did
+    /// then, else that of its content.
+    fn tree_at(&self, place: &TreePath, path: &Path) -> Option<String> {
+        let looks = self.look(place);
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = record.outputs.get(place.as_str());
+        if let Some(known) = known.filter(|known| known.seen.is_some() && known.seen == looks) {
+            return Some(known.tree.clone());
+        }
+        drop(record);
+        existing(path)
+    }
+
+    /// What the output at `place` looks like, if it is one.
+    fn look(&self, place: &TreePath) -> Option<String> {
+        let look = look(&self.root, Some(place))
+            .ok()
+            .filter(|look| !look.odd)?;
+        Some(look.fingerprint.hex())
+    }
+
+    /// Whether the output at `place` was made in `state` from a case that looked like `inputs`,
+    /// and looks as it did then.
+    pub(super) fn is_current(&self, place: &TreePath, state: &str, inputs: &str) -> bool {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = record.outputs.get(place.as_str()).and_then(|known| {
+            let same =
+                record.state.as_deref() == Some(state) && known.inputs.as_deref() == Some(inputs);
+            known.seen.clone().filter(|_| same)
+        });
+        drop(record);
+        seen.is_some() && seen == self.look(place)
+    }
+
+    /// Harbor: the package that is recorded for `place`, by name and digest.
+    pub(super) fn task(&self, place: &TreePath) -> Option<(String, Digest)> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let (name, digest) = record.outputs.get(place.as_str())?.task.clone()?;
+        Some((name, digest.parse().ok()?))
+    }
+
+    /// Notes what vouches for the output at `place` next time: what its case looked like (`None`:
+    /// it has to be read again), and what the output looks like now.
+    pub(super) fn vouch(&self, place: &TreePath, inputs: Option<&str>) {
+        let seen = self.look(place);
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = record.outputs.get_mut(place.as_str()) {
+            known.inputs = inputs.map(str::to_owned);
+            known.seen = seen;
+        }
+    }
+
+    /// Notes the state that the outputs of this build were made in. Outputs that were not looked
+    /// at in this build are of an earlier one.
+    pub(super) fn set_state(&mut self, state: Option<&str>, made: &BTreeSet<&str>) {
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if record.state.as_deref() != state {
+            for known in record
+                .outputs
+                .values_mut()
+                .filter(|known| !made.contains(&*known.case))
+            {
+                known.inputs = None;
+            }
+        }
+        record.state = state.map(str::to_owned);
+    }
+
     /// Whether casepack wrote the tree `have` at `place`, in this run or an earlier one.
     fn owns(&self, place: &TreePath, have: &str) -> bool {
         let recorded = self.record.lock().unwrap_or_else(PoisonError::into_inner);
@@ -287,10 +373,25 @@ impl Output {
     fn announce(&self, place: &TreePath, tree: &str) -> Result<(), Error> {
         let mut line = serde_json::json!([place.as_str(), tree]).to_string();
         line.push('\n');
+        let path = self.journal_path();
         let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        journal
-            .write_all(line.as_bytes())
-            .map_err(failed("can not write the journal in", &self.state))
+        let file = match &mut *journal {
+            Some(file) => file,
+            None => {
+                // The first newline ends a line that a kill cut.
+                line.insert(0, '\n');
+                journal.insert(state_file(
+                    &path,
+                    OpenOptions::new().append(true).create(true),
+                )?)
+            }
+        };
+        file.write_all(line.as_bytes())
+            .map_err(failed("can not write", &path))
+    }
+
+    fn journal_path(&self) -> PathBuf {
+        self.state.join(format!("{}.journal", self.target))
     }
 
     fn remember(&self, place: &TreePath, case: &CaseId, tree: String) {
@@ -302,6 +403,8 @@ impl Output {
                 case: case.as_str().to_owned(),
                 tree: String::new(),
                 task: None,
+                inputs: None,
+                seen: None,
             });
         case.as_str().clone_into(&mut known.case);
         known.tree = tree;
@@ -427,20 +530,28 @@ impl Output {
 
     /// Writes the record; the journal has done its work.
     pub(super) fn finish(self) -> Result<(), Error> {
+        let journal = self.journal_path();
         let mut record = self
             .record
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         SCHEMA.clone_into(&mut record.schema);
         let path = self.state.join(format!("{}.json", self.target));
+        // What was written a moment ago could be written again with the same time: the record must
+        // be younger than that (the racy rule of git's index).
         let mut text = serde_json::to_vec(&record)
             .map_err(|error| failed("can not write", &path)(error.into()))?;
         text.push(b'\n');
         if !fs::read(&path).is_ok_and(|there| there == text) {
+            std::thread::sleep(GRANULARITY);
             write_atomic(&path, &text, 0o644).map_err(refused("can not write"))?;
         }
-        let journal = self.state.join(format!("{}.journal", self.target));
-        fs::remove_file(&journal).map_err(failed("can not remove", &journal))
+        match fs::remove_file(&journal) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(failed("can not remove", &journal)(error))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,0 +1,133 @@
+//! What a directory looks like from outside: names, kinds and stamps, no content.
+//!
+//! Two looks with one fingerprint saw the same content, as long as no file had changed so shortly
+//! before the first look that a later change could carry the same time ([`Look::settled`]).
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::digest::{Digest, Hasher};
+use crate::fs::{Found, FsError, Kind, Root, Stamp, Walk};
+use crate::path::TreePath;
+
+/// Clocks of file systems move in steps of up to 10 ms (a kernel tick); twice that is safe.
+pub(super) const GRANULARITY: Duration = Duration::from_millis(20);
+
+/// One look at a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Look {
+    /// Of everything that was seen.
+    pub(super) fingerprint: Digest,
+    /// Whether there is something in it that a look can't vouch for: a link (what it leads to was
+    /// not looked at), or what has no place in a tree and is told on every build.
+    pub(super) odd: bool,
+    /// The latest change of anything in it, ns since 1970.
+    pub(super) changed_ns: i128,
+}
+
+impl Look {
+    /// Whether nothing had changed within the clock's granularity before `now_ns`, the file
+    /// system's own time when the look began: the racy rule of git's index.
+    pub(super) fn settled(&self, now_ns: i128) -> bool {
+        self.changed_ns + i128::try_from(GRANULARITY.as_nanos()).unwrap_or(0) < now_ns
+    }
+}
+
+/// Looks at `dir` of `root` and everything below it, without opening a file.
+///
+/// # Errors
+/// When a directory can't be listed.
+pub(super) fn look(root: &Arc<Root>, dir: Option<&TreePath>) -> Result<Look, FsError> {
+    let mut hasher = Hasher::new();
+    let mut odd = false;
+    let mut changed_ns = 0;
+    let mut gone = None;
+    root.walk(dir, &mut |found| {
+        match found {
+            Found::EmptyDir(path) => {
+                odd = true;
+                hasher.update(b"empty\0");
+                hasher.update(path.as_str().as_bytes());
+            }
+            Found::Unusable { shown, .. } => {
+                odd = true;
+                hasher.update(b"unusable\0");
+                hasher.update(shown.as_bytes());
+            }
+            Found::Thing(thing) => match thing.stat() {
+                Ok((kind, stamp)) => {
+                    odd |= matches!(kind, Kind::Link | Kind::Special);
+                    if kind != Kind::Dir {
+                        // Not the modification time, which anybody can set.
+                        changed_ns = changed_ns.max(stamp.ctime_ns);
+                    }
+                    add(&mut hasher, thing.path.as_str(), kind, &stamp);
+                    hasher.update(b"\n");
+                    return Walk::Enter;
+                }
+                Err(error) => {
+                    gone.get_or_insert((thing.path.clone(), error));
+                }
+            },
+        }
+        hasher.update(b"\n");
+        Walk::Skip
+    })?;
+    if let Some((path, source)) = gone {
+        return Err(FsError {
+            path: root.path().join(path.as_str()),
+            source,
+        });
+    }
+    Ok(Look {
+        fingerprint: hasher.finish(),
+        odd,
+        changed_ns,
+    })
+}
+
+fn add(hasher: &mut Hasher, path: &str, kind: Kind, stamp: &Stamp) {
+    hasher.update(path.as_bytes());
+    hasher.update(b"\0");
+    let kind = match kind {
+        Kind::File if stamp.executable => b'x',
+        Kind::File => b'f',
+        // A directory's own times say nothing about content; what is in it is seen one by one.
+        Kind::Dir => return hasher.update(b"d"),
+        Kind::Link => b'l',
+        Kind::Special => b's',
+    };
+    hasher.update(&[kind]);
+    for number in [stamp.dev, stamp.ino, stamp.size] {
+        hasher.update(&number.to_le_bytes());
+    }
+    for time in [stamp.mtime_ns, stamp.ctime_ns] {
+        hasher.update(&time.to_le_bytes());
+    }
+}
+
+/// The file system's own time at `dir`: that of a file that is made now, and removed.
+///
+/// # Errors
+/// When no file can be made there.
+pub(super) fn now_ns(dir: &Path) -> io::Result<i128> {
+    let path = dir.join(format!("clock-{}", std::process::id()));
+    let file = OpenOptions::new().write(true).create_new(true).open(&path);
+    let file = match file {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            // Left by a killed process with our number.
+            fs::remove_file(&path)?;
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&path)?
+        }
+        file => file?,
+    };
+    let stamp = Stamp::of_open(&file);
+    fs::remove_file(&path)?;
+    Ok(stamp?.1.ctime_ns)
+}
