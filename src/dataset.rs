@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use self::coverage::Coverage;
-use crate::diag::{Diagnostics, Place};
+use crate::diag::{Diagnostic, Diagnostics, Place, Rule};
 use crate::fs::Roots;
 use crate::path::{CaseId, TreePath};
 use crate::yaml::{self, Node, Yaml};
@@ -325,6 +325,36 @@ pub struct Runner {
     pub permission_mode: Option<String>,
     /// Whether `workspace_mode: repo` is set.
     pub repo_mode: bool,
+}
+
+/// Placeholders of a command line that no field of the input can hide (agent-eval-harness 3.3).
+pub const COMMAND_PLACEHOLDERS: [&str; 11] = [
+    "agent",
+    "workspace",
+    "output_dir",
+    "model",
+    "subagent_model",
+    "timeout",
+    "max_budget_usd",
+    "effort",
+    "system_prompt",
+    "config_dir",
+    "args",
+];
+/// Casepack's own placeholders, where the input has no field of the name.
+pub const OWN_PLACEHOLDERS: [&str; 3] = ["instruction", "instruction_file", "prompt"];
+
+/// The finding about a placeholder that stands for nothing.
+pub fn unknown_placeholder(name: &str) -> Diagnostic {
+    Diagnostic::new(
+        Rule::CommandPlaceholder,
+        format!(
+            "The placeholder {{{name}}} in `runner.command` is not known, so it stays as it is."
+        ),
+    )
+    .help("Use a known placeholder or a field of the input.")
+    .field("runner.command")
+    .entry(format!("{{{name}}}"))
 }
 
 /// `runner.command`.

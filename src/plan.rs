@@ -427,7 +427,6 @@ fn look_at_all<'a>(
                 current.push((
                     (*id).clone(),
                     Done {
-                        current: true,
                         package,
                         ..Done::default()
                     },

@@ -46,6 +46,7 @@ pub fn templates() -> Digest {
     let mut hasher = Hasher::new();
     for text in [
         include_str!("../templates/test.sh"),
+        include_str!("../templates/test-harness.sh"),
         include_str!("../templates/judge.py"),
         include_str!("../templates/intercept.py"),
     ] {

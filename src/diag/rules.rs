@@ -394,7 +394,7 @@ rules! {
     StepsReferenceInPackage "steps-reference-in-package" Error false
         "A template uses the results of earlier steps."
         "They exist only while a case runs; a package is written before."
-        "Run the dataset with `casepack run`, or tell the agent where the earlier step leaves its results."
+        "Tell the agent where the earlier step leaves its results; the steps of a case share one workspace."
         "prompt: \"{{ steps.plan.output }}\""
     StrictUser "strict-user" Error false
         "The strict profile needs a user that is not root."

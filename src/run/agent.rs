@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::sandbox::{Mount, OWN};
-use crate::dataset::RunnerCommand;
+use crate::dataset::{COMMAND_PLACEHOLDERS, RunnerCommand};
 use crate::template::python_str;
 use crate::tree::Tree;
 use crate::yaml::Yaml;
@@ -51,21 +51,6 @@ pub(super) struct Call {
     pub(super) unknown: BTreeSet<String>,
 }
 
-/// Fields of the input that do not hide a placeholder of the harness.
-const RESERVED: [&str; 11] = [
-    "agent",
-    "workspace",
-    "output_dir",
-    "model",
-    "subagent_model",
-    "timeout",
-    "max_budget_usd",
-    "effort",
-    "system_prompt",
-    "config_dir",
-    "args",
-];
-
 impl Values {
     /// Adds the fields of the input (as Python's `str` gives them, nothing for null) and the
     /// instruction. As in the harness a field hides what is not one of its own placeholders, so
@@ -80,7 +65,7 @@ impl Values {
             let Some(name) = key.value.as_str() else {
                 continue;
             };
-            if !RESERVED.contains(&name) {
+            if !COMMAND_PLACEHOLDERS.contains(&name) {
                 let text = match &value.value {
                     Yaml::Null => String::new(),
                     Yaml::Str(text) => text.to_string(),

@@ -15,7 +15,7 @@ use super::process::Cut;
 use super::results::{AgentRun, ErrorKind, StepResult, to_text};
 use super::sandbox::{Mount, OWN};
 use super::{Agent, cli_command};
-use crate::diag::{Diagnostic, Rule};
+use crate::dataset::unknown_placeholder;
 use crate::fs::{remove_tree, write_atomic};
 
 /// The time that a `cli` agent is told when there is no limit: the harness's default.
@@ -206,20 +206,7 @@ impl Work<'_> {
                 .diags
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            diags.push(
-                Diagnostic::new(
-                    Rule::CommandPlaceholder,
-                    format!("The placeholder {{{name}}} in runner.command is not known and stays as it is."),
-                )
-                .field("runner.command")
-                .entry(format!("{{{name}}}"))
-                .help(
-                    "Use a field of the input, or one of {instruction}, {instruction_file}, {workspace}, \
-                     {output_dir}, {config_dir}, {model}, {subagent_model}, {timeout}, {max_budget_usd}, \
-                     {effort}, {system_prompt}, {agent}, {args}.",
-                )
-                .case(&case.id),
-            );
+            diags.push(unknown_placeholder(name).case(&case.id));
         }
         let mut shown = self
             .runner

@@ -217,7 +217,7 @@ pub fn package(
         files.bytes(&format!("{prefix}tests/{file}"), bytes);
     }
     environment_files(&mut files, views, image, options, shared);
-    test_files(&mut files, views, shared);
+    test_files(&mut files, views, &steps, shared);
     let tree = files.finish(&case.id, diags);
     (diags.count(Severity::Error) == before).then_some(Package {
         name,
@@ -245,8 +245,9 @@ fn environment_files(
 }
 
 /// `tests/` but what depends on the step, and `solution/` (policy 19, 21). With steps, Harbor
-/// uploads `tests/` first, then the step's own.
-fn test_files(files: &mut Files, views: &Views, shared: &Prepared) {
+/// uploads `tests/` first, then the step's own; `solution/<step id>/` with a `solve.sh` is the
+/// solution of that step.
+fn test_files(files: &mut Files, views: &Views, steps: &[Told<'_>], shared: &Prepared) {
     for (name, mode, content) in &shared.tests {
         files.add(&format!("tests/{name}"), *mode, content.clone());
     }
@@ -267,16 +268,29 @@ fn test_files(files: &mut Files, views: &Views, shared: &Prepared) {
         format!("{}\n", json!({ "files": listing })),
     );
     let evaluation = &views.evaluation;
-    let is_solution = |path: &TreePath| path.first() == "solution";
-    let solved = evaluation
-        .iter()
-        .any(|(path, _)| path.as_str() == "solution/solve.sh");
+    let has = |path: &str| TreePath::new(path).is_ok_and(|path| evaluation.get(&path).is_some());
+    let mut solutions: Vec<(String, String)> = Vec::new();
+    for step in steps {
+        if let (Some(id), Some(name)) = (step.id, &step.name)
+            && has(&format!("solution/{id}/solve.sh"))
+        {
+            solutions.push((format!("solution/{id}/"), format!("steps/{name}/solution/")));
+        }
+    }
+    if has("solution/solve.sh") {
+        solutions.push(("solution/".to_owned(), "solution/".to_owned()));
+    }
     let judges = format!("{JUDGE_FILES}/");
     for (path, entry) in evaluation.iter() {
         let to = match path.as_str().strip_prefix(&judges) {
             Some(below) => format!("tests/judges/{below}"),
-            None if solved && is_solution(path) => path.to_string(),
-            None => format!("tests/evaluation/{path}"),
+            None => solutions
+                .iter()
+                .find_map(|(from, to)| {
+                    let below = path.as_str().strip_prefix(from.as_str())?;
+                    Some(format!("{to}{below}"))
+                })
+                .unwrap_or_else(|| format!("tests/evaluation/{path}")),
         };
         files.add(&to, entry.mode, entry.content.clone());
     }
@@ -326,7 +340,7 @@ fn steps<'a>(
                             step.id.as_deref().unwrap_or("1")
                         ),
                     )
-                    .help("Run the dataset with `casepack run`, or tell the agent where the earlier step leaves its results.")
+                    .help("Tell the agent where the earlier step leaves its results.")
                     .case(&case.id),
                 );
                 ""

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::execution::{StepPlan, Template, What};
 use crate::dataset::dirs::{self, CaseDir};
 use crate::dataset::{
-    Case, CaseReader, Dataset, Instruction, Listed, Material, Mode, Rest, Runner, RunnerCommand,
-    Step, Verifier, View, batch_yaml, canary_line,
+    COMMAND_PLACEHOLDERS, Case, CaseReader, Dataset, Instruction, Listed, Material, Mode,
+    OWN_PLACEHOLDERS, Rest, Runner, RunnerCommand, Step, Verifier, View, batch_yaml, canary_line,
+    unknown_placeholder,
 };
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::path::{CaseId, TreePath};
@@ -18,21 +19,6 @@ use crate::yaml::{Document, Node, Yaml};
 const INPUTS: [&str; 3] = ["input.yaml", "input.yml", "input.json"];
 const ANNOTATIONS: &str = "annotations.yaml";
 const ANSWERS: &str = "answers.yaml";
-
-/// Placeholders of a command line that are no fields of the input (agent-eval-harness 3.3).
-const COMMAND_PLACEHOLDERS: [&str; 11] = [
-    "agent",
-    "workspace",
-    "output_dir",
-    "model",
-    "subagent_model",
-    "timeout",
-    "max_budget_usd",
-    "effort",
-    "system_prompt",
-    "config_dir",
-    "args",
-];
 
 /// What all cases have in common.
 pub(super) struct Reader {
@@ -446,6 +432,7 @@ fn command_placeholders(
                     .all(|letter| letter.is_alphanumeric() || letter == '_' || letter == '-');
             if !is_name
                 || COMMAND_PLACEHOLDERS.contains(&name)
+                || OWN_PLACEHOLDERS.contains(&name)
                 || input.root.value.get(name).is_some()
             {
                 continue;
@@ -456,21 +443,13 @@ fn command_placeholders(
             };
             let known = COMMAND_PLACEHOLDERS
                 .into_iter()
+                .chain(OWN_PLACEHOLDERS)
                 .chain(fields.iter().filter_map(|(key, _)| key.value.as_str()));
-            let help = match crate::yaml::nearest(name, known) {
-                Some(near) => format!("Did you mean {{{near}}}?"),
-                None => "Use a known placeholder or a field of the input.".to_owned(),
-            };
-            diags.push(
-                Diagnostic::new(
-                    Rule::CommandPlaceholder,
-                    format!("The placeholder {{{name}}} in `runner.command` is not known, so it stays as it is."),
-                )
-                .help(help)
-                .field("runner.command")
-                .entry(format!("{{{name}}}"))
-                .case(case.id),
-            );
+            let mut finding = unknown_placeholder(name).case(case.id);
+            if let Some(near) = crate::yaml::nearest(name, known) {
+                finding.help = format!("Did you mean {{{near}}}?");
+            }
+            diags.push(finding);
         }
     }
 }
