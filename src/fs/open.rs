@@ -62,7 +62,9 @@ pub(super) fn entry(
     // Of a link, opened as a directory, the kernel says that it is no directory.
     if matches!(opened, Err(Errno::NOTDIR)) {
         let stat = rustix::fs::statat(dir, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
-        if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_symlink() {
+        let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
+        // Is it a directory by now, then it was none a moment ago: somebody plays with links.
+        if kind.is_symlink() || kind.is_dir() {
             return Err(Errno::LOOP);
         }
     }
