@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use crate::escape;
 use crate::fs::{FsError, write_atomic};
 use crate::run::RunResults;
 
@@ -37,7 +38,7 @@ pub fn results_json(results: &RunResults) -> Value {
 pub fn write(results: &RunResults) -> Result<PathBuf, FsError> {
     let path = results.dir.join("results.json");
     // The document's keys are all texts, so that it always can be written.
-    let text = format!("{:#}\n", results_json(results));
+    let text = escape::json(&results_json(results));
     write_atomic(&path, text.as_bytes(), 0o644)?;
     Ok(path)
 }
