@@ -118,6 +118,7 @@ impl Runner<'_> {
                 } else {
                     Status::Failed
                 };
+                messages.extend(verdict::complaints(&result.judges));
             }
             Some(Failure::Skipped(message)) => {
                 result.status = Status::Skipped;
@@ -290,10 +291,11 @@ impl Work<'_> {
         let mut taken: Vec<BTreeMap<String, f64>> = Vec::new();
         for (index, step) in self.package.steps.iter().enumerate() {
             let mut report = StepResult::new(&step.name);
-            let done = self.step(index, step, &mut report, result);
+            let done = self.step(index, step, &mut report);
             result.agent.clone_from(&report.agent);
             result.verifier.clone_from(&report.verifier);
             result.rewards.clone_from(&report.rewards);
+            result.judges.clone_from(&report.judges);
             taken.push(report.rewards.clone());
             let told = report.message.iter().map(|told| step.say(told));
             messages.extend(told);
@@ -325,13 +327,7 @@ impl Work<'_> {
     }
 
     /// One turn of agent and verifier.
-    fn step(
-        &self,
-        index: usize,
-        step: &Step,
-        report: &mut StepResult,
-        result: &mut CaseResult,
-    ) -> Result<(), Failure> {
+    fn step(&self, index: usize, step: &Step, report: &mut StepResult) -> Result<(), Failure> {
         let dir = if self.package.strategy.is_some() {
             self.dir.join("steps").join(&step.name)
         } else {
@@ -351,7 +347,7 @@ impl Work<'_> {
         let judged = self.verify(step, &dir, report);
         let verifier = Root::open(&dir.join("logs/verifier")).ok();
         if let Some(verifier) = &verifier {
-            result.judges = verdict::judges(verifier);
+            report.judges = verdict::judges(verifier);
         }
         report.rewards = judged?;
         report.reward = report.rewards.get("reward").copied();

@@ -202,6 +202,9 @@ pub struct StepResult {
     pub agent: Option<AgentRun>,
     /// The verifier's part.
     pub verifier: Option<VerifierRun>,
+    /// What casepack's own judges said.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub judges: Vec<JudgeResult>,
 }
 
 /// The declared outputs of a case, below `outputs/` of its run directory.
@@ -306,6 +309,7 @@ impl StepResult {
             message: None,
             agent: None,
             verifier: None,
+            judges: Vec::new(),
         }
     }
 

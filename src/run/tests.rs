@@ -673,12 +673,9 @@ fn texts_of_a_case_reach_the_agent_as_they_are() {
         assert_eq!(args[3] == "/workspace", mode == SandboxMode::Bwrap);
         assert_eq!(world.read("a/workspace/told"), "Do it.\n");
         let rules: Vec<_> = diags.iter().map(|finding| finding.rule).collect();
-        let placeholder = Rule::CommandPlaceholder;
-        let isolated = mode == SandboxMode::Bwrap;
-        let wanted = if isolated {
-            vec![placeholder]
-        } else {
-            vec![Rule::RunNotIsolated, placeholder]
+        let wanted = match mode {
+            SandboxMode::Bwrap => vec![Rule::CommandPlaceholder],
+            _ => vec![Rule::RunNotIsolated, Rule::CommandPlaceholder],
         };
         assert_eq!(rules, wanted);
     }

@@ -17,6 +17,9 @@ const REWARD_MAX: u64 = 1 << 20;
 const JUDGES_MAX: u64 = 16 << 20;
 /// Of a rationale so much is repeated in the results.
 const RATIONALE_MAX: usize = 2000;
+/// So many judges are named in a case's message, each with so many bytes of its rationale.
+const TOLD_MAX: usize = 3;
+const LINE_MAX: usize = 160;
 /// Keys that say that a reward of 0 means nothing: casepack's own, and the harness's.
 const UNJUDGED: [&str; 2] = ["casepack_unjudged", "agent_eval_unjudged"];
 
@@ -145,6 +148,35 @@ pub(super) fn judges(dir: &Root) -> Vec<JudgeResult> {
     judges.into_iter().flatten().filter_map(judge).collect()
 }
 
+/// What there is to say about judges that said no, or nothing: a sentence each, for the first few.
+pub(super) fn complaints(judges: &[JudgeResult]) -> Vec<String> {
+    let mut told = Vec::new();
+    for judge in judges {
+        let name = &judge.name;
+        if let Some(error) = &judge.error {
+            told.push(format!("Judge {name} gave no verdict: {}.", line(error)));
+        } else if judge.value == Some(Value::Bool(false)) {
+            told.push(match &judge.rationale {
+                Some(why) => format!("Judge {name} says no: {}.", line(why)),
+                None => format!("Judge {name} says no."),
+            });
+        }
+    }
+    let more = told.len().saturating_sub(TOLD_MAX);
+    told.truncate(TOLD_MAX);
+    if more > 0 {
+        told.push(format!("So do {more} more."));
+    }
+    told
+}
+
+/// The first line, cut, without the stop that the sentence brings.
+fn line(text: &str) -> &str {
+    let line = text.trim().lines().next().unwrap_or_default();
+    let end = line.floor_char_boundary(LINE_MAX.min(line.len()));
+    line.get(..end).unwrap_or_default().trim_end_matches('.')
+}
+
 fn judge(entry: &Value) -> Option<JudgeResult> {
     let text = |key: &str| {
         let text = entry.get(key)?.as_str()?;
@@ -258,6 +290,32 @@ mod tests {
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("reward.txt"), mode).unwrap();
         assert_eq!(rewards(&root).unwrap_err().0, ErrorKind::RewardInvalid);
+    }
+
+    #[test]
+    fn judges_that_said_no_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = r#"{"judges": [
+            {"name": "a", "value": true, "rationale": "fine", "error": null},
+            {"name": "b", "value": false, "rationale": "wants high.\nmore"},
+            {"name": "c", "value": null, "error": "KeyError"},
+            {"name": "d", "value": 0.5}, {"name": "e", "skipped": true}, {"x": 1}, 7,
+            {"name": "f", "value": false}, {"name": "g", "value": false}
+        ]}"#;
+        std::fs::write(dir.path().join("judges.json"), text).unwrap();
+        let judges = judges(&Root::open(dir.path()).unwrap());
+        assert_eq!(judges.len(), 7);
+        assert_eq!(
+            complaints(&judges),
+            [
+                "Judge b says no: wants high.",
+                "Judge c gave no verdict: KeyError.",
+                "Judge f says no.",
+                "So do 1 more."
+            ]
+        );
+        std::fs::write(dir.path().join("judges.json"), "{").unwrap();
+        assert_eq!(super::judges(&Root::open(dir.path()).unwrap()), []);
     }
 
     #[test]
