@@ -69,7 +69,8 @@ pub(super) fn load(
         .iter()
         .filter_map(|step| step.id.as_deref())
         .collect();
-    let (mut verification, wanted) = judging::read(&mut top, &steps, diags);
+    let (mut verification, wanted) =
+        judging::read(&mut top, blocks.all_steps.then_some(&steps), diags);
     let tools = around::inputs(&mut top, diags);
     codex(&mut top, &blocks, tools.place.as_ref(), diags);
     let permissions = around::permissions(&mut top, diags);

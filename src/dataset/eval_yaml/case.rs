@@ -292,7 +292,8 @@ impl Reader {
             prefix.push_str(joint);
         }
         let text = prefix + &rendered;
-        if text.trim().is_empty() {
+        // Without a template the config was told already.
+        if text.trim().is_empty() && template.is_some_and(|template| !template.is_blank()) {
             let mut finding = Diagnostic::new(
                 Rule::Empty,
                 "The instruction is empty: the agent is told nothing.",

@@ -51,6 +51,8 @@ pub(super) struct ExecutionBlocks<'d> {
     /// At least one.
     pub(super) steps: Vec<StepPlan>,
     pub(super) multi_step: bool,
+    /// Whether the ids of all steps are known.
+    pub(super) all_steps: bool,
     pub(super) execution: Execution,
     /// `runner.settings`, when it is a mapping.
     pub(super) settings: Option<Value<'d>>,
@@ -78,7 +80,7 @@ impl Template {
         Self::new(&value, diags)
     }
 
-    fn is_blank(&self) -> bool {
+    pub(super) fn is_blank(&self) -> bool {
         self.text.trim().is_empty()
     }
 
@@ -138,6 +140,7 @@ pub(super) fn read<'d>(top: &mut Fields<'d>, diags: &mut Diagnostics) -> Executi
         mode: Mode::Case,
         steps: Vec::new(),
         multi_step: false,
+        all_steps: true,
         execution: Execution::default(),
         settings: None,
         plugin_dirs: Vec::new(),
@@ -254,7 +257,10 @@ fn execution<'d>(
                         .help("Remove `mode`, so that each case has its own workspace."),
                 );
             }
+            let count = list.len();
             blocks.steps = self::steps(list, diags);
+            blocks.all_steps =
+                blocks.steps.len() == count && blocks.steps.iter().all(|step| step.id.is_some());
             return What::Arguments(None);
         }
     }

@@ -1,6 +1,6 @@
 //! `judges`, `reward`, `thresholds`, `outputs` and `traces`: how the work is judged.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::text;
 use crate::dataset::files::{self, Bad};
@@ -41,16 +41,22 @@ const BUILTINS: [(&str, bool); 4] = [
 /// The judge of this name compares two runs; no scale applies to it.
 const PAIRWISE: &str = "pairwise";
 
-/// Reads the blocks; `steps` are the ids that a judge may name.
+/// Reads the blocks; `steps` are the ids that a judge may name, when all of them are known.
 pub(super) fn read(
     top: &mut Fields<'_>,
-    steps: &[&str],
+    steps: Option<&[&str]>,
     diags: &mut Diagnostics,
 ) -> (Verification, Vec<Wanted>) {
     let mut wanted = Vec::new();
     let mut judges = Vec::new();
+    // A judge that could not be read may be the one that is named elsewhere.
+    let mut complete = true;
     for value in top.items("judges", diags) {
         let index = judges.len();
+        complete &= value
+            .yaml()
+            .get("name")
+            .is_some_and(|name| !matches!(name.value, Yaml::Seq(_) | Yaml::Map(_) | Yaml::Null));
         if let Some(mut fields) = value.fields(diags) {
             judges.push(judge(&mut fields, index, steps, &mut wanted, diags));
             fields.finish(diags);
@@ -59,10 +65,24 @@ pub(super) fn read(
     unique(&judges, diags);
     let outputs = outputs(top, diags);
     let traces = traces(top, diags);
-    let reward = top
-        .get("reward")
-        .and_then(|value| reward(&value, &judges, diags));
-    let thresholds = thresholds(top, &judges, diags);
+    let reward = top.get("reward").and_then(|value| {
+        reward(
+            &value,
+            Known {
+                judges: &judges,
+                complete,
+            },
+            diags,
+        )
+    });
+    let thresholds = thresholds(
+        top,
+        Known {
+            judges: &judges,
+            complete,
+        },
+        diags,
+    );
     let verification = Verification {
         judges,
         reward,
@@ -74,10 +94,29 @@ pub(super) fn read(
     (verification, wanted)
 }
 
+/// The judges that others may name.
+#[derive(Clone, Copy)]
+struct Known<'j> {
+    judges: &'j [Judge],
+    /// Whether these are all.
+    complete: bool,
+}
+
+impl Known<'_> {
+    /// Whether nobody has this name.
+    fn lack(self, name: &str) -> bool {
+        self.complete && !self.names().any(|judge| judge == name)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.judges.iter().map(|judge| judge.name.as_str())
+    }
+}
+
 fn judge(
     fields: &mut Fields<'_>,
     index: usize,
-    steps: &[&str],
+    steps: Option<&[&str]>,
     wanted: &mut Vec<Wanted>,
     diags: &mut Diagnostics,
 ) -> Judge {
@@ -188,12 +227,14 @@ fn judge(
         .get("samples")
         .and_then(|value| samples(&value, diags))
         .unwrap_or(1);
-    let has_kind = judge.builtin.is_some()
-        || builtin.is_some()
-        || judge.check.is_some()
-        || judge.prompt.is_some()
-        || prompt_file.is_some()
-        || judge.llm_rubric.is_some()
+    // A field of the wrong type was told already.
+    let has_kind = ["builtin", "check", "prompt", "prompt_file", "llm_rubric"]
+        .into_iter()
+        .any(|key| {
+            fields
+                .get(key)
+                .is_some_and(|value| value.yaml().as_str().is_none_or(|text| !text.is_empty()))
+        })
         || judge.module.is_some() && judge.function.is_some();
     if !has_kind {
         let help = match (&judge.module, &judge.function) {
@@ -432,14 +473,14 @@ fn score_range(value: &Value<'_>, diags: &mut Diagnostics) -> Option<(f64, f64)>
 
 fn step(
     value: &Value<'_>,
-    steps: &[&str],
+    steps: Option<&[&str]>,
     title: &dyn Fn(&str) -> String,
     diags: &mut Diagnostics,
 ) -> Option<String> {
     let name = text(value, diags).filter(|name| !name.is_empty())?;
-    if steps.contains(&name.as_str()) {
+    let Some(steps) = steps.filter(|steps| !steps.contains(&name.as_str())) else {
         return Some(name);
-    }
+    };
     let (message, help) = if steps.is_empty() {
         (
             format!("is for the step `{name}`, but there are no steps."),
@@ -588,7 +629,7 @@ fn traces(top: &mut Fields<'_>, diags: &mut Diagnostics) -> Traces {
 
 fn thresholds(
     top: &mut Fields<'_>,
-    judges: &[Judge],
+    known: Known<'_>,
     diags: &mut Diagnostics,
 ) -> BTreeMap<String, Threshold> {
     let mut thresholds = BTreeMap::new();
@@ -607,7 +648,7 @@ fn thresholds(
             min_win_rate: number("min_win_rate"),
         };
         fields.finish(diags);
-        unknown_judge(name, judges, &value, Rule::ThresholdUnknownJudge, diags);
+        unknown_judge(name, known, &value, Rule::ThresholdUnknownJudge, diags);
         thresholds.insert(name.to_owned(), threshold);
     }
     thresholds
@@ -616,19 +657,18 @@ fn thresholds(
 /// Warns of a name that no judge has.
 fn unknown_judge(
     name: &str,
-    judges: &[Judge],
+    known: Known<'_>,
     value: &Value<'_>,
     rule: Rule,
     diags: &mut Diagnostics,
 ) {
-    let names = || judges.iter().map(|judge| judge.name.as_str());
-    if names().any(|judge| judge == name) {
+    if !known.lack(name) {
         return;
     }
-    let help = match nearest(name, names()) {
+    let help = match nearest(name, known.names()) {
         Some(judge) => format!("Did you mean `{judge}`?"),
-        None if judges.is_empty() => "Remove it: there are no judges.".to_owned(),
-        None => format!("The judges are {}.", listing(names())),
+        None if known.judges.is_empty() => "Remove it: there are no judges.".to_owned(),
+        None => format!("The judges are {}.", listing(known.names())),
     };
     diags.push(
         value
@@ -645,7 +685,7 @@ fn unknown_judge(
 }
 
 /// The `reward` block (agent-eval-harness 1.2, 4.4).
-fn reward(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) -> Option<Reward> {
+fn reward(value: &Value<'_>, known: Known<'_>, diags: &mut Diagnostics) -> Option<Reward> {
     let mut fields = value.fields(diags)?;
     let range = fields.get("score_range");
     let score_range = range.as_ref().and_then(|value| score_range(value, diags));
@@ -666,7 +706,7 @@ fn reward(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) -> Optio
             );
             continue;
         }
-        unknown_judge(name, judges, &value, Rule::WeightUnknownJudge, diags);
+        unknown_judge(name, known, &value, Rule::WeightUnknownJudge, diags);
         weights.insert(name.to_owned(), weight);
     }
     let mut raw = Vec::new();
@@ -678,7 +718,7 @@ fn reward(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) -> Optio
         };
         for item in items {
             if let Some(name) = text(&item, diags) {
-                unknown_judge(&name, judges, &item, Rule::WeightUnknownJudge, diags);
+                unknown_judge(&name, known, &item, Rule::WeightUnknownJudge, diags);
                 raw.push(name);
             }
         }
@@ -697,7 +737,7 @@ fn reward(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) -> Optio
     let judge_value = fields.get("judge");
     let judge = judge_value
         .as_ref()
-        .and_then(|value| single_judge(value, judges, diags));
+        .and_then(|value| single_judge(value, known, diags));
     if let Some(value) = &judge_value {
         let others: Vec<&str> = ["formula", "weights", "raw"]
             .into_iter()
@@ -717,7 +757,7 @@ fn reward(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) -> Optio
             );
         }
     } else if let Some(value) = &formula_value {
-        self::formula(value, &formula, judges, diags);
+        self::formula(value, &formula, known, diags);
     }
     let reward = Reward {
         formula: formula.trim().to_owned(),
@@ -729,7 +769,8 @@ fn reward(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) -> Optio
         normalize,
     };
     let own = |name: &str| {
-        judges
+        known
+            .judges
             .iter()
             .find(|judge| judge.name == name)
             .and_then(|judge| judge.score_range)
@@ -758,13 +799,13 @@ fn reward(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) -> Optio
         );
     }
     if let Some(value) = &range {
-        shadowed_range(value, &reward, judges, diags);
+        shadowed_range(value, &reward, known.judges, diags);
     }
     fields.finish(diags);
     Some(reward)
 }
 
-fn single_judge(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) -> Option<String> {
+fn single_judge(value: &Value<'_>, known: Known<'_>, diags: &mut Diagnostics) -> Option<String> {
     let name = value.str(diags)?;
     if name.trim().is_empty() {
         diags.push(
@@ -774,12 +815,11 @@ fn single_judge(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) ->
         );
         return None;
     }
-    let names = || judges.iter().map(|judge| judge.name.as_str());
-    if !names().any(|judge| judge == name) {
-        let help = match nearest(name, names()) {
+    if known.lack(name) {
+        let help = match nearest(name, known.names()) {
             Some(judge) => format!("Did you mean `{judge}`?"),
-            None if judges.is_empty() => "Add the judge.".to_owned(),
-            None => format!("The judges are {}.", listing(names())),
+            None if known.judges.is_empty() => "Add the judge.".to_owned(),
+            None => format!("The judges are {}.", listing(known.names())),
         };
         diags.push(
             value
@@ -796,12 +836,11 @@ fn single_judge(value: &Value<'_>, judges: &[Judge], diags: &mut Diagnostics) ->
 }
 
 /// An expression must be valid; a bare word must be `weighted` or a judge.
-fn formula(value: &Value<'_>, formula: &str, judges: &[Judge], diags: &mut Diagnostics) {
-    let known: BTreeSet<&str> = judges.iter().map(|judge| judge.name.as_str()).collect();
+fn formula(value: &Value<'_>, formula: &str, known: Known<'_>, diags: &mut Diagnostics) {
     if formula::is_bare(formula) {
         let name = formula.trim();
-        if name != "weighted" && !known.contains(name) {
-            let names = known.iter().copied().chain(["weighted"]);
+        if name != "weighted" && known.lack(name) {
+            let names = known.names().chain(["weighted"]);
             let help = match nearest(name, names) {
                 Some(meant) => format!("Did you mean `{meant}`?"),
                 None => "Write `weighted`, the name of a judge, or an expression.".to_owned(),
@@ -831,8 +870,8 @@ fn formula(value: &Value<'_>, formula: &str, judges: &[Judge], diags: &mut Diagn
                 ),
         ),
         Ok(names) => {
-            for name in names.iter().filter(|name| !known.contains(name.as_str())) {
-                let help = match nearest(name, known.iter().copied()) {
+            for name in names.iter().filter(|name| known.lack(name)) {
+                let help = match nearest(name, known.names()) {
                     Some(meant) => format!("Did you mean `{meant}`?"),
                     None => "Use names of judges that are Python names.".to_owned(),
                 };

@@ -621,6 +621,26 @@ const REJECTED: &[(&str, &str, &str)] = &[
         "file-unreadable",
         "inputs.tools[0].prompt_file",
     ),
+    (
+        "judges: [{name: [a], check: x}]\nthresholds: {a: {min_mean: 1}}",
+        "wrong-type",
+        "judges[0].name",
+    ),
+    (
+        "judges: [{name: a, check: 5}]",
+        "wrong-type",
+        "judges[0].check",
+    ),
+    (
+        "execution: {steps: [{id: [a], prompt: p}]}\njudges: [{name: j, check: x, step: a}]",
+        "wrong-type",
+        "execution.steps[0].id",
+    ),
+    (
+        "execution: {steps: [{ids: a, prompt: p}]}",
+        "empty",
+        "execution.steps[0].id",
+    ),
     ("casepack: {image: {a: b}}", "wrong-type", "casepack.image"),
     ("name: a\nname: b", "duplicate-key", ""),
     (
