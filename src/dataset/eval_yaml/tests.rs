@@ -2,7 +2,7 @@
 
 use super::super::tests::{Project, request, rules, snapshot, told};
 use super::super::*;
-use crate::diag::{Levels, Rule, Severity};
+use crate::diag::{Levels, Severity};
 
 #[test]
 fn twelve_mistakes_are_twelve_findings() {
