@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use super::*;
-use crate::diag::{Rule, Severity};
+use crate::diag::Severity;
 
 /// A project in a temporary directory.
 pub(super) struct Project {
