@@ -190,6 +190,13 @@ impl<'a> Reader<'a> {
         };
         let say =
             |rule: Rule, message: String, help: &str| origin.finding(rule, message).help(help);
+        // What lies inside an entry is named by its own path.
+        let about = |rule: Rule, below: &TreePath, message: String, help: &str| {
+            say(rule, message, help).entry(origin.entry.as_deref().map_or_else(
+                || below.to_string(),
+                |entry| format!("{}/{below}", entry.trim_end_matches('/')),
+            ))
+        };
         let walked = handle.walk(top, &mut |found: Found<'_>| {
             match found {
                 Found::Unusable {
@@ -213,8 +220,9 @@ impl<'a> Reader<'a> {
                 )),
                 Found::EmptyDir(path) => {
                     if let Some(below) = below(&path) {
-                        said.push(say(
+                        said.push(about(
                             Rule::EmptyDirectory,
+                            &below,
                             format!(
                                 "The empty directory '{below}' of {} is not carried.",
                                 origin.label
@@ -229,8 +237,9 @@ impl<'a> Reader<'a> {
                         return Walk::Skip;
                     };
                     if rules.leaves(below.name(), thing.kind) {
-                        said.push(say(
+                        said.push(about(
                             Rule::UnpackagedFile,
+                            &below,
                             format!("'{below}' of {} stays behind.", origin.label),
                             "Nothing has to be done: packages carry no repository data, caches \
                              and editor files.",
@@ -241,14 +250,16 @@ impl<'a> Reader<'a> {
                         Kind::Dir => return Walk::Enter,
                         Kind::File => files.push((root, thing.path, below)),
                         Kind::Link if rules.links => links.push((thing.path, below)),
-                        Kind::Link => said.push(say(
+                        Kind::Link => said.push(about(
                             Rule::SymlinkNested,
+                            &below,
                             format!("The link '{below}' inside {} is skipped.", origin.label),
                             "List the link itself in workspace.files, or use a shared \
                              {dest, source} entry.",
                         )),
-                        Kind::Special => said.push(say(
+                        Kind::Special => said.push(about(
                             Rule::SpecialFile,
+                            &below,
                             format!(
                                 "'{below}' of {} is skipped: it is no regular file.",
                                 origin.label
