@@ -2,9 +2,9 @@
 //!
 //! Every vector runs through the binary, as a user would: `build` for the three targets that a
 //! vector lists (`local` = workspace view, `harbor` = `environment/`, `s3` = the plain EvalHub
-//! tree); the `load-*` vectors are tested beside the reader. A difference is accepted only where `ACCEPTED` names
-//! the rule of policy.md that explains it; an accepted difference that is none fails too, so that
-//! the list stays true.
+//! tree); the `load-*` vectors are tested beside the reader. A difference is accepted only where
+//! `ACCEPTED` names the rule of policy.md that explains it; an accepted difference that is none
+//! fails too, so that the list stays true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

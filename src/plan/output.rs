@@ -375,16 +375,15 @@ impl Output {
         line.push('\n');
         let path = self.journal_path();
         let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = match &mut *journal {
-            Some(file) => file,
-            None => {
-                // The first newline ends a line that a kill cut.
-                line.insert(0, '\n');
-                journal.insert(state_file(
-                    &path,
-                    OpenOptions::new().append(true).create(true),
-                )?)
-            }
+        let file = if let Some(file) = &mut *journal {
+            file
+        } else {
+            // The first newline ends a line that a kill cut.
+            line.insert(0, '\n');
+            journal.insert(state_file(
+                &path,
+                OpenOptions::new().append(true).create(true),
+            )?)
         };
         file.write_all(line.as_bytes())
             .map_err(failed("can not write", &path))
