@@ -269,30 +269,25 @@ fn test_files(files: &mut Files, views: &Views, steps: &[Told<'_>], shared: &Pre
     );
     let evaluation = &views.evaluation;
     let has = |path: &str| TreePath::new(path).is_ok_and(|path| evaluation.get(&path).is_some());
-    let mut solutions: Vec<(String, String)> = Vec::new();
+    // Where evaluation material goes, by the directory that it lies in; the first one counts.
+    let mut homes = vec![(format!("{JUDGE_FILES}/"), "tests/judges/".to_owned())];
     for step in steps {
         if let (Some(id), Some(name)) = (step.id, &step.name)
             && has(&format!("solution/{id}/solve.sh"))
         {
-            solutions.push((format!("solution/{id}/"), format!("steps/{name}/solution/")));
+            let own = format!("solution/{id}/");
+            homes.push((own, format!("steps/{name}/solution/")));
         }
     }
     if has("solution/solve.sh") {
-        solutions.push(("solution/".to_owned(), "solution/".to_owned()));
+        homes.push(("solution/".to_owned(), "solution/".to_owned()));
     }
-    let judges = format!("{JUDGE_FILES}/");
+    homes.push((String::new(), "tests/evaluation/".to_owned()));
     for (path, entry) in evaluation.iter() {
-        let to = match path.as_str().strip_prefix(&judges) {
-            Some(below) => format!("tests/judges/{below}"),
-            None => solutions
-                .iter()
-                .find_map(|(from, to)| {
-                    let below = path.as_str().strip_prefix(from.as_str())?;
-                    Some(format!("{to}{below}"))
-                })
-                .unwrap_or_else(|| format!("tests/evaluation/{path}")),
-        };
-        files.add(&to, entry.mode, entry.content.clone());
+        let to = homes
+            .iter()
+            .find_map(|(from, to)| Some(format!("{to}{}", path.as_str().strip_prefix(from)?)));
+        files.add(&to.unwrap_or_default(), entry.mode, entry.content.clone());
     }
 }
 
@@ -393,6 +388,11 @@ fn step_options(step: &Step, case: &Case, diags: &mut Diagnostics) {
                     given.join(", ")
                 ),
             )
+            .severity(if step.env.is_empty() {
+                Severity::Note
+            } else {
+                Severity::Warning
+            })
             .help("Give them to the program that runs the packages, or use `casepack run`.")
             .case(&case.id),
         );
@@ -433,10 +433,10 @@ fn check_case(
     }
     if let Some(last) = steps.last().and_then(|step| step.id)
         && shared.judging.mode() != "none"
-        && let Some(lost) = shared.judging.lost_on_last_step(last)
+        && let Some((rule, lost)) = shared.judging.lost_on_last_step(last)
     {
         diags.push(
-            Diagnostic::new(Rule::NoVerdict, lost)
+            Diagnostic::new(rule, lost)
                 .help("Give the last step a judge, or judges without `step`, and let `reward` read those.")
                 .field("judges"),
         );
@@ -544,3 +544,6 @@ impl Files {
         self.tree.finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

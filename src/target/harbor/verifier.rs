@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::options::Options;
 use crate::dataset::{Case, Dataset, Judge, Output, Reward, Threshold, Traces, Verification};
+use crate::diag::Rule;
 use crate::path::TreePath;
 use crate::yaml::{self, Node, Yaml};
 
@@ -119,7 +120,7 @@ impl Judging {
 
     /// What `reward` and judges lose on the last step, which gives the case its reward: judges of
     /// earlier steps that `reward` reads, or everything when no judge is left there.
-    pub(super) fn lost_on_last_step(&self, last: &str) -> Option<String> {
+    pub(super) fn lost_on_last_step(&self, last: &str) -> Option<(Rule, String)> {
         let part = Part {
             step: Some(last),
             last: true,
@@ -129,10 +130,11 @@ impl Judging {
             .iter()
             .any(|judge| applies(judge, part) && runs(judge))
         {
-            return Some(format!(
+            let message = format!(
                 "Nothing judges the last step '{last}', and the reward of a case is that of its \
                  last step: it is always 0."
-            ));
+            );
+            return Some((Rule::NoVerdict, message));
         }
         let reward = self.reward.as_ref()?;
         let earlier: Vec<&str> = self
@@ -143,11 +145,12 @@ impl Judging {
             .filter(|name| reads(reward, name))
             .collect();
         (!earlier.is_empty()).then(|| {
-            format!(
+            let message = format!(
                 "`reward` reads judges of earlier steps ({}), but the reward of a case is that of \
                  its last step, where they give no value.",
                 earlier.join(", ")
-            )
+            );
+            (Rule::WeightUnknownJudge, message)
         })
     }
 
