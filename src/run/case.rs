@@ -369,7 +369,7 @@ impl Work<'_> {
             return Ok(());
         }
         let party = Party {
-            command: vec!["bash".into(), SETUP.into()],
+            command: vec![self.shell().into(), SETUP.into()],
             mounts: Vec::new(),
             env: self.agent_env(index)?,
             network: self.package.agent_network,
@@ -460,6 +460,21 @@ impl Work<'_> {
                 },
             )
             .collect()
+    }
+
+    /// bash, which Harbor starts scripts with; where there is none, what stands for it.
+    fn shell(&self) -> &'static str {
+        match &self.runner.sandbox {
+            Some(sandbox) if sandbox.program("bash").is_none() => "sh",
+            _ => "bash",
+        }
+    }
+
+    /// Runs a script as Harbor does: by its first line, and by the shell when it has none.
+    pub(super) fn script(&self, path: &str) -> Vec<OsString> {
+        [self.shell(), "-c", "(\"$0\")", path]
+            .map(OsString::from)
+            .into()
     }
 
     /// Where `test.sh` and `solve.sh` find things (README of the package format).
@@ -568,11 +583,6 @@ impl Runner<'_> {
         };
         request.model.map(str::to_owned).or_else(of_dataset)
     }
-}
-
-/// Runs a script as Harbor does: by its first line, and by the shell when it has none.
-pub(super) fn script(path: &str) -> Vec<OsString> {
-    ["bash", "-c", "(\"$0\")", path].map(OsString::from).into()
 }
 
 /// Writes `tree` to the new directory `dir`.

@@ -112,7 +112,7 @@ pub struct CaseResult {
     pub reward: Option<f64>,
     /// All that the verifier gave.
     pub rewards: BTreeMap<String, f64>,
-    /// From the start of the agent to the verdict.
+    /// From the start of the case to its verdict.
     #[serde(rename = "duration_s", serialize_with = "as_seconds")]
     pub duration: Duration,
     /// The digest that Harbor computes for the package.

@@ -8,8 +8,9 @@
 //! A caller who is root stays user 0 inside, so that tools behave as in Harbor's containers; what
 //! that user could do without capabilities, through files of `/proc`, is shut off.
 //!
-//! What it does not do: with a public network, servers on this machine's loopback can be reached;
-//! memory and processor time are not limited.
+//! What it does not do: with a public network, servers on this machine's loopback and its abstract
+//! sockets can be reached; memory and processor time are not limited; files below `/usr` that only
+//! root may read are readable when the caller is root.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -34,8 +35,9 @@ const SYSTEM: [&str; 9] = [
     "/gnu/store",
 ];
 
-/// Of `/etc`: what name look-up, time zones, certificates and the dynamic linker need.
-const ETC: [&str; 28] = [
+/// Of `/etc`: what name look-up, time zones, certificates and the dynamic linker need. No
+/// directory with private keys is among them: a caller who is root could read them inside too.
+const ETC: [&str; 32] = [
     "alternatives",
     "bash.bashrc",
     "ca-certificates",
@@ -47,7 +49,6 @@ const ETC: [&str; 28] = [
     "host.conf",
     "hosts",
     "inputrc",
-    "java",
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
@@ -58,11 +59,16 @@ const ETC: [&str; 28] = [
     "nsswitch.conf",
     "os-release",
     "passwd",
-    "pki",
+    "pki/ca-trust",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "pki/tls/openssl.cnf",
     "protocols",
     "resolv.conf",
     "services",
-    "ssl",
+    "ssl/cert.pem",
+    "ssl/certs",
+    "ssl/openssl.cnf",
     "timezone",
 ];
 

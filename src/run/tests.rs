@@ -861,7 +861,7 @@ fn an_agent_reaches_neither_the_key_nor_the_machine() {
         "exec 2>/dev/null; found() {{ echo \"$1\" >> found; }}\n\
          for p in /tests /tests/evaluation/annotations.yaml /solution '{project}' '{project}/cases' \
            '{project}/dist' '{project}/runs' '{outside}' '{outside}/secret' '{home}/.ssh' \
-           /etc/shadow /root/.bashrc /sys/kernel /var/lib/dpkg /boot; do\n\
+           /etc/shadow /etc/ssl/private /etc/ssh /root/.bashrc /sys/kernel /var/lib/dpkg /boot; do\n\
            [ -e \"$p\" ] && found \"$p\"; done\n\
          for up in .. ../.. ../../..; do find \"$up\" -xdev -name annotations.yaml | grep . >> found; done\n\
          find / -name 'annotations.yaml' -o -name eval.yaml -o -name result.json | grep . >> found\n\

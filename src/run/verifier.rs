@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::case::{Failure, Party, Work, capture, first_line, how, script, stage, write_tree};
+use super::case::{Failure, Party, Work, capture, first_line, how, stage, write_tree};
 use super::package::{Step, TEST};
 use super::process::Cut;
 use super::results::{ErrorKind, StepResult, VerifierRun};
@@ -63,7 +63,7 @@ impl Work<'_> {
         let ended = self.start_in(
             workspace.as_deref(),
             Party {
-                command: script(&format!("{seen}/{TEST}")),
+                command: self.script(&format!("{seen}/{TEST}")),
                 mounts,
                 env,
                 network: self.package.verifier_network,

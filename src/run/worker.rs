@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::agent::{self, Call, Values};
-use super::case::{Failure, Party, Work, capture, first_line, how, script, stage};
+use super::case::{Failure, Party, Work, capture, first_line, how, stage};
 use super::package::{SOLVE, Step};
 use super::process::Cut;
 use super::results::{AgentRun, ErrorKind, StepResult, to_text};
@@ -55,7 +55,7 @@ impl Work<'_> {
                 env.append(&mut self.resolved("solution", &self.package.solution_env)?);
                 self.add_places(&mut env, dir);
                 env.insert("CASEPACK_SOLUTION_DIR".to_owned(), seen.clone());
-                script(&format!("{seen}/{SOLVE}"))
+                self.script(&format!("{seen}/{SOLVE}"))
             }
             Agent::Config => {
                 let call = self.call(index, step, dir, timeout)?;
