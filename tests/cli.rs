@@ -5,4 +5,5 @@ mod check;
 mod explain;
 mod help;
 mod init;
+mod run;
 mod streams;
