@@ -9,12 +9,16 @@ mod collect;
 mod generated;
 mod walk;
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::collect::{Collected, Item, Origin};
 use self::walk::Reader;
-use crate::dataset::{Case, Dataset, JUDGE_FILES, Listed, Mode, Rest, SharedEntry, View};
+use crate::dataset::{
+    Case, Dataset, JUDGE_FILES, Listed, Mode, Rest, SharedEntry, SkillSource, View,
+};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::fs::{Kind, ResolveError, Resolved, Roots};
 use crate::path::{CaseId, TreePath, fold};
@@ -103,21 +107,8 @@ pub fn prepare<'a>(
     for entry in &dataset.shared {
         shared(dataset, entry, outputs, &mut reader, &mut common, diags);
     }
-    for skill in &dataset.skills {
-        // A skill's name is one component: the reader checked it.
-        let Ok(dest) = TreePath::new(&format!(".claude/skills/{}", skill.name)) else {
-            continue;
-        };
-        let label = format!("the skill under test, '{}'", skill.name);
-        let origin = Arc::new(Origin::generated(label));
-        let found = Resolved {
-            root: skill.root,
-            path: Some(skill.path.clone()),
-            kind: Kind::Dir,
-            through_link: false,
-            last_was_link: false,
-        };
-        reader.copy(&found, Some(&dest), &origin, &mut common.workspace, diags);
+    for source in &dataset.skills {
+        skill(dataset, source, &mut reader, &mut common, diags);
     }
     for (path, mode, bytes) in generated::entries(&dataset.interception, roots, diags) {
         common.workspace.add(
@@ -154,6 +145,75 @@ pub fn prepare<'a>(
         );
     }
     (diags.count(Severity::Error) == before).then_some(common)
+}
+
+/// A skill under test, without evaluation material: a skill's directory is where its own dataset
+/// often lies (policy 1 and 3).
+fn skill(
+    dataset: &Dataset,
+    skill: &SkillSource,
+    reader: &mut Reader<'_>,
+    common: &mut Common<'_>,
+    diags: &mut Diagnostics,
+) {
+    // A skill's name is one component: the reader checked it.
+    let Ok(dest) = TreePath::new(&format!(".claude/skills/{}", skill.name)) else {
+        return;
+    };
+    let label = format!("the skill under test, '{}'", skill.name);
+    let origin = Arc::new(Origin::generated(label));
+    let found = Resolved {
+        root: skill.root,
+        path: Some(skill.path.clone()),
+        kind: Kind::Dir,
+        through_link: false,
+        last_was_link: false,
+    };
+    let roots = &dataset.sources.roots;
+    let left = RefCell::new(BTreeSet::new());
+    let case_dirs = common.case_dirs.clone();
+    let guarded: Vec<PathBuf> = common.guarded.iter().map(|it| it.path.clone()).collect();
+    let skip = |path: &TreePath| {
+        let place = absolute(roots, skill.root, Some(path));
+        // The skill's directory may be the dataset directory itself.
+        let is_case = place.parent() == Some(&case_dirs)
+            && dataset
+                .cases
+                .iter()
+                .any(|case| case.as_str() == path.name());
+        let inside = is_case || guarded.contains(&place);
+        if inside {
+            left.borrow_mut().extend(path.strip_prefix(&skill.path));
+        }
+        inside
+    };
+    reader.copy_except(
+        &found,
+        Some(&dest),
+        &skip,
+        &origin,
+        &mut common.workspace,
+        diags,
+    );
+    let left: Vec<String> = left
+        .into_inner()
+        .iter()
+        .map(|path| format!("'{path}'"))
+        .collect();
+    if !left.is_empty() {
+        diags.push(
+            Diagnostic::new(
+                Rule::UnpackagedFile,
+                format!(
+                    "The skill '{}' is staged without {}: it is evaluation material.",
+                    skill.name,
+                    left.join(", ")
+                ),
+            )
+            .help("Nothing has to be done.")
+            .entry(skill.name.clone()),
+        );
+    }
 }
 
 /// One `{dest, source}` entry (policy 9, 10; the table of seed 000).

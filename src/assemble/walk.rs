@@ -68,6 +68,19 @@ impl<'a> Reader<'a> {
         into: &mut Collected<'_>,
         diags: &mut Diagnostics,
     ) {
+        self.copy_except(found, dest, &|_| false, origin, into, diags);
+    }
+
+    /// The same without the places (below the root) that `skip` says.
+    pub(super) fn copy_except(
+        &mut self,
+        found: &Resolved,
+        dest: Option<&TreePath>,
+        skip: &dyn Fn(&TreePath) -> bool,
+        origin: &Arc<Origin>,
+        into: &mut Collected<'_>,
+        diags: &mut Diagnostics,
+    ) {
         if found.kind == Kind::File {
             // A file is never a root itself, and one at the top of a view has a dest.
             if let (Some(path), Some(dest)) = (&found.path, dest) {
@@ -79,7 +92,7 @@ impl<'a> Reader<'a> {
             links: false,
             litter: true,
             repository: false,
-            skip: &|_| false,
+            skip,
         };
         for (root, path, below) in self.walk(found.root, found.path.as_ref(), &rules, origin, diags)
         {

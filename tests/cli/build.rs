@@ -130,3 +130,39 @@ fn an_output_directory_that_can_not_be_used_is_a_failure_of_the_system() {
         assert!(said.contains("Check that you may write there"), "{outcome}");
     }
 }
+
+#[test]
+fn a_skill_is_staged_without_the_dataset_that_lies_in_it() {
+    for (config, cases) in [("skills/fix/eval/", "cases"), ("skills/fix/", "\"\"")] {
+        let project = ProjectBuilder::new()
+            .file("skills/fix/SKILL.md", "fix it")
+            .build();
+        let below = if cases == "cases" { "cases/" } else { "" };
+        project.write(
+            &format!("{config}eval.yaml"),
+            format!(
+                "dataset: {{path: {cases}}}\nexecution: {{skill: fix}}\n\
+                 judges: [{{name: ok, check: return True}}]\n"
+            ),
+        );
+        project.write(&format!("{config}{below}one/input.yaml"), "prompt: x\n");
+        project.write(
+            &format!("{config}{below}one/annotations.yaml"),
+            "key: secret\n",
+        );
+        let outcome = project
+            .casepack(["build", config, "--target", "workspace", "--output", "json"])
+            .assert_code(0);
+        let rules: Vec<_> = outcome.json()["diagnostics"]
+            .as_array()
+            .map(|all| all.iter().map(|it| it["rule"].clone()).collect())
+            .unwrap_or_default();
+        assert!(rules.contains(&json!("unpackaged-file")), "{outcome}");
+        let tree = project.tree("dist/workspace/one");
+        assert!(tree.contains(".claude/skills/fix/SKILL.md"), "{tree}");
+        assert!(
+            !tree.contains("annotations.yaml") && !tree.contains("eval.yaml"),
+            "{tree}"
+        );
+    }
+}
