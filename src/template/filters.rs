@@ -1,26 +1,24 @@
 //! Jinja2's filters, tests and globals where the engine's differ, or lack.
 
 use std::cmp::Ordering;
-use std::fmt;
 use std::sync::Arc;
 
 use minijinja::formatting::FormatStyle;
-use minijinja::value::{
-    Enumerator, Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs,
-};
+use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
 use num_bigint::BigInt;
 
 use super::args::{
     bind, flag, integer, invalid, length, optional_str, required, str_arg, undefined,
 };
-use super::value::{Dict, as_float, from_yaml, list, string};
+use super::value::{Dict, Range, as_float, from_yaml, list, string};
 use super::{is_space, json, methods};
 use crate::yaml::Yaml;
 
 type Filter = fn(&State<'_, '_>, &[Value]) -> Result<Value, Error>;
 
-const FILTERS: [(&str, Filter); 32] = [
+const FILTERS: [(&str, Filter); 33] = [
+    ("_each", each),
     ("capitalize", capitalize),
     ("center", center),
     ("d", default),
@@ -81,6 +79,12 @@ pub(super) fn install(engine: &mut Environment<'static>) {
             .as_object()
             .is_some_and(|object| object.repr() == ObjectRepr::Plain)
     });
+    engine.add_test("iterable", |value: &Value| {
+        if value.is_undefined() {
+            return Err(undefined(value));
+        }
+        Ok(!value.is_none() && value.try_iter().is_ok())
+    });
     engine.add_test("sequence", |value: &Value| {
         matches!(
             value.kind(),
@@ -120,6 +124,17 @@ fn to_string(_: &State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
     match value {
         Some(value) if value.is_safe() => Ok(value),
         value => subject(value).map(Value::from),
+    }
+}
+
+/// What a `for` goes through: as it is, but for the characters of a string.
+fn each(state: &State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
+    let [value] = bind(args, ["value"])?;
+    let value = required(value, "value")?;
+    match value.as_str() {
+        Some(_) => elements(state, &value).map(list),
+        None if value.as_object().is_some() => Ok(value),
+        None => Err(invalid(format!("{} is not iterable", value.kind()))),
     }
 }
 
@@ -936,39 +951,6 @@ fn round_integer(whole: i128, more: bool, precision: i32) -> i128 {
         quotient
     };
     quotient.saturating_mul(unit)
-}
-
-/// `range(…)`, with at most 100,000 numbers.
-#[derive(Debug)]
-struct Range {
-    start: i64,
-    stop: i64,
-    step: i64,
-    count: usize,
-}
-
-impl Object for Range {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Seq
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let index = key.as_usize().filter(|index| *index < self.count)?;
-        let offset = i64::try_from(index).ok()?.checked_mul(self.step)?;
-        self.start.checked_add(offset).map(Value::from)
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.count)
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "range({}, {}", self.start, self.stop)?;
-        if self.step != 1 {
-            write!(f, ", {}", self.step)?;
-        }
-        f.write_str(")")
-    }
 }
 
 fn range(args: &[Value]) -> Result<Value, Error> {

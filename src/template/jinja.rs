@@ -94,10 +94,13 @@ fn render_lines(template: &str, input: &Yaml, steps: &Yaml) -> Result<String, Te
             Some(range),
         ));
     }
-    let joined = scan::joined_operands(&words);
+    if let Some(range) = scan::empty_cycle(&words) {
+        return Err(TemplateError::invalid("cycle() has no items", Some(range)));
+    }
+    let put_in = scan::rewritings(&words);
     let mut rewritten = String::with_capacity(template.len());
     let mut done = 0;
-    for (place, text) in &joined {
+    for (place, text) in &put_in {
         rewritten.push_str(template.get(done..*place).unwrap_or_default());
         rewritten.push_str(text);
         done = *place;
@@ -106,7 +109,7 @@ fn render_lines(template: &str, input: &Yaml, steps: &Yaml) -> Result<String, Te
     render_in_thread(rewritten, input, steps, TIME).map_err(|error| {
         error.shifted(|range| {
             let range =
-                before_rewriting(&joined, range.start)..before_rewriting(&joined, range.end);
+                before_rewriting(&put_in, range.start)..before_rewriting(&put_in, range.end);
             whole_expression(template, &words, range)
         })
     })

@@ -424,7 +424,10 @@ pub(super) fn change_case(text: &str, method: &str) -> String {
                 if inside {
                     out.extend(character.to_lowercase());
                 } else {
-                    out.extend(character.to_uppercase());
+                    // Title case: only the first of several characters is a capital.
+                    let mut upper = character.to_uppercase();
+                    out.extend(upper.next());
+                    out.extend(upper.flat_map(char::to_lowercase));
                 }
                 inside = method == "capitalize" || character.is_alphabetic();
             }

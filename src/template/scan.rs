@@ -188,32 +188,79 @@ pub(super) fn strange_escape(words: &[(usize, Word<'_>)]) -> Option<Range<usize>
     })
 }
 
-/// What must be put in so that `~` joins texts as Python writes them, and not as the engine would:
-/// `a ~ b` becomes `(a)|string ~ (b)|string`. Bytes of the template, rising.
-pub(super) fn joined_operands(words: &[(usize, Word<'_>)]) -> Vec<(usize, &'static str)> {
+/// What must be put in so that the engine does as Python does: bytes of the template, rising.
+///
+/// `a ~ b` becomes `(a)|string ~ (b)|string`, since the engine prints some values in another way;
+/// `for x in a` becomes `for x in (a)|_each`, since it takes null for an empty list and does not
+/// know where the last character of a string is.
+pub(super) fn rewritings(words: &[(usize, Word<'_>)]) -> Vec<(usize, &'static str)> {
+    let partners = partners(words);
     let mut places = Vec::new();
-    let mut put_in = |from: usize, to: usize| {
+    let mut put_in = |from: usize, to: usize, filter| {
         if let (Some((start, _)), Some((end, _))) = (words.get(from), words.get(to))
             && from < to
         {
             places.push((*start, "("));
-            places.push((*end, ")|string "));
+            places.push((*end, filter));
         }
     };
     for (index, (_, word)) in words.iter().enumerate() {
         if *word != Word::Mark('~') {
             continue;
         }
-        let start = start_of_operand(words, index);
+        let start = start_of_operand(words, &partners, index);
         // The left operand of a second `~` is the right one of the first.
         let joined_before = start.checked_sub(1).and_then(|before| words.get(before));
         if joined_before.is_none_or(|(_, word)| *word != Word::Mark('~')) {
-            put_in(start, index);
+            put_in(start, index, ")|string ");
         }
-        put_in(index + 1, end_of_operand(words, index + 1));
+        let end = end_of_operand(words, &partners, index + 1);
+        put_in(index + 1, end, ")|string ");
     }
-    places.sort_unstable();
+    for (index, (_, word)) in words.iter().enumerate() {
+        let begins = index
+            .checked_sub(1)
+            .is_none_or(|before| words[before].1 == Word::End);
+        if *word != Word::Name("for") || !begins {
+            continue;
+        }
+        let until = |from: usize, ends: &[Word<'_>]| {
+            let mut at = from;
+            while let Some((_, word)) = words.get(at)
+                && *word != Word::End
+                && !ends.contains(word)
+            {
+                at = partners[at].map_or(at, |partner| partner.max(at)) + 1;
+            }
+            at
+        };
+        let start = until(index, &[Word::Name("in")]) + 1;
+        let end = until(start, &[Word::Name("if"), Word::Name("recursive")]);
+        put_in(start, end, ")|_each ");
+    }
+    // Of two things put in at one place, the inner one was found first.
+    places.sort_by_key(|(place, _)| *place);
     places
+}
+
+/// The other half of each bracket.
+fn partners(words: &[(usize, Word<'_>)]) -> Vec<Option<usize>> {
+    let mut partners = vec![None; words.len()];
+    let mut open = Vec::new();
+    for (index, (_, word)) in words.iter().enumerate() {
+        match word {
+            Word::Mark('(' | '[' | '{') => open.push(index),
+            Word::Mark(')' | ']' | '}') => {
+                if let Some(partner) = open.pop() {
+                    partners[index] = Some(partner);
+                    partners[partner] = Some(index);
+                }
+            }
+            Word::End => open.clear(),
+            _ => {}
+        }
+    }
+    partners
 }
 
 /// Words that end an operand of `~`.
@@ -229,17 +276,17 @@ fn is_border(word: Word<'_>) -> bool {
 }
 
 /// Where the operand starts that ends before the word `end`.
-fn start_of_operand(words: &[(usize, Word<'_>)], end: usize) -> usize {
+fn start_of_operand(words: &[(usize, Word<'_>)], partners: &[Option<usize>], end: usize) -> usize {
     let word = |index: usize| words.get(index).map_or(Word::End, |(_, word)| *word);
-    let mut depth = 0_usize;
     let mut start = end;
     while let Some(index) = start.checked_sub(1) {
         let earlier = index.checked_sub(1).map_or(Word::End, word);
         match word(index) {
-            Word::Mark(')' | ']' | '}') => depth += 1,
-            Word::Mark('(' | '[' | '{') if depth == 0 => break,
-            Word::Mark('(' | '[' | '{') => depth -= 1,
-            _ if depth > 0 => {}
+            Word::Mark(')' | ']' | '}') => {
+                start = partners[index].unwrap_or(index);
+                continue;
+            }
+            Word::Mark('(' | '[' | '{') => break,
             // Two operands are added; one has a sign.
             Word::Mark('+' | '-') => match earlier {
                 Word::Mark(')' | ']' | '}') => break,
@@ -259,17 +306,17 @@ fn start_of_operand(words: &[(usize, Word<'_>)], end: usize) -> usize {
 
 /// The word behind the operand that starts here: values with signs and what is appended to them,
 /// multiplied and divided.
-fn end_of_operand(words: &[(usize, Word<'_>)], from: usize) -> usize {
+fn end_of_operand(words: &[(usize, Word<'_>)], partners: &[Option<usize>], from: usize) -> usize {
     let word = |at: usize| words.get(at).map(|(_, word)| *word);
     let mut at = from;
     loop {
         while matches!(word(at), Some(Word::Mark('-' | '+' | '*' | '/' | '%'))) {
             at += 1;
         }
-        at = end_of_value(words, at);
+        at = end_of_value(words, partners, at);
         loop {
             at = match word(at) {
-                Some(Word::Mark('(' | '[')) => end_of_value(words, at),
+                Some(Word::Mark('(' | '[')) => end_of_value(words, partners, at),
                 Some(Word::Mark('.' | '|')) => at + 2,
                 Some(Word::Name("is")) => {
                     at += 1 + usize::from(word(at + 1) == Some(Word::Name("not")));
@@ -279,7 +326,9 @@ fn end_of_operand(words: &[(usize, Word<'_>)], from: usize) -> usize {
                         Some(Word::Name(name)) if !is_border(Word::Name(name)) && name != "is" => {
                             at + 1
                         }
-                        Some(Word::Text(_) | Word::Mark('[' | '{')) => end_of_value(words, at),
+                        Some(Word::Text(_) | Word::Mark('[' | '{')) => {
+                            end_of_value(words, partners, at)
+                        }
                         _ => at,
                     }
                 }
@@ -293,22 +342,31 @@ fn end_of_operand(words: &[(usize, Word<'_>)], from: usize) -> usize {
 }
 
 /// The word behind a name, strings side by side, or a bracket and all up to its other half.
-fn end_of_value(words: &[(usize, Word<'_>)], from: usize) -> usize {
-    let mut depth = 0_usize;
-    for (index, (_, word)) in words.iter().enumerate().skip(from) {
-        let next_is_text = matches!(words.get(index + 1), Some((_, Word::Text(_))));
-        match word {
-            Word::Mark('(' | '[' | '{') => depth += 1,
-            Word::Mark(')' | ']' | '}') => depth = depth.saturating_sub(1),
-            Word::End => return index,
-            Word::Text(_) if next_is_text => continue,
-            _ => {}
+fn end_of_value(words: &[(usize, Word<'_>)], partners: &[Option<usize>], from: usize) -> usize {
+    let word = |at: usize| words.get(at).map(|(_, word)| *word);
+    match word(from) {
+        None | Some(Word::End) => from,
+        Some(Word::Text(_)) => {
+            let mut at = from;
+            while matches!(word(at), Some(Word::Text(_))) {
+                at += 1;
+            }
+            at
         }
-        if depth == 0 {
-            return index + 1;
-        }
+        Some(_) => partners[from].map_or(from, |partner| partner.max(from)) + 1,
     }
-    words.len()
+}
+
+/// `.cycle()` without arguments, which the engine divides by.
+pub(super) fn empty_cycle(words: &[(usize, Word<'_>)]) -> Option<Range<usize>> {
+    words.windows(3).find_map(|three| match three {
+        [
+            (start, Word::Name("cycle")),
+            (_, Word::Mark('(')),
+            (end, Word::Mark(')')),
+        ] => Some(*start..end + 1),
+        _ => None,
+    })
 }
 
 /// Fields of `input` that the code names: `input.a`, `input['a']` and `input.get('a')`; sorted.

@@ -12,13 +12,15 @@ use std::sync::Arc;
 use minijinja::value::{DynObject, Enumerator, Object, ObjectExt, ObjectRepr, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::MAX_TEXT;
 use super::args::undefined;
 use super::text::{self, Pythonic, Shape};
 use crate::yaml::{Date, DateTime, Yaml};
 
 /// Deeper values are refused. The YAML reader's limit is lower.
 const MAX_DEPTH: usize = 256;
+
+/// The text of a container that is longer than this costs more fuel than there is.
+const MAX_PRINTED: usize = super::MAX_TEXT / 4;
 
 /// The value for the engine; `None` when it is nested too deep.
 pub(super) fn from_yaml(value: &Yaml) -> Option<Value> {
@@ -274,11 +276,44 @@ impl Object for Dict {
     }
 }
 
+/// `range(…)`, with at most 100,000 numbers.
+#[derive(Debug)]
+pub(super) struct Range {
+    pub(super) start: i64,
+    pub(super) stop: i64,
+    pub(super) step: i64,
+    pub(super) count: usize,
+}
+
+impl Object for Range {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        let index = key.as_usize().filter(|index| *index < self.count)?;
+        let offset = i64::try_from(index).ok()?.checked_mul(self.step)?;
+        self.start.checked_add(offset).map(Value::from)
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.count)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "range({}, {}", self.start, self.stop)?;
+        if self.step != 1 {
+            write!(f, ", {}", self.step)?;
+        }
+        f.write_str(")")
+    }
+}
+
 fn render(value: Value, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut out = String::new();
     // A text that was cut at the limit costs more fuel than there is, so it is never seen; an
     // error here would be a panic in `to_string`.
-    let _ = text::write(&mut out, value, false, MAX_TEXT);
+    let _ = text::write(&mut out, value, false, MAX_PRINTED);
     f.write_str(&out)
 }
 
@@ -287,8 +322,11 @@ pub(super) fn string(value: &Value) -> Result<String, Error> {
     if value.is_undefined() {
         return Err(undefined(value));
     }
+    if let Some(text) = value.as_str() {
+        return Ok(text.to_owned());
+    }
     let mut out = String::new();
-    text::write(&mut out, value.clone(), false, MAX_TEXT)
+    text::write(&mut out, value.clone(), false, MAX_PRINTED)
         .map_err(|text::TooLong| Error::from(ErrorKind::OutOfFuel))?;
     Ok(out)
 }
@@ -310,10 +348,10 @@ impl Pythonic for Value {
         Self: 'a,
     {
         if let Some(text) = self.as_str() {
-            return Shape::Text(if quoted {
-                text::quote(text)
-            } else {
-                text.to_owned()
+            return Shape::Text(match (quoted, self.is_safe()) {
+                (false, _) => text.to_owned(),
+                (true, false) => text::quote(text),
+                (true, true) => format!("Markup({})", text::quote(text)),
             });
         }
         if let Some(number) = as_float(&self) {
@@ -327,6 +365,9 @@ impl Pythonic for Value {
         }
         if self.is_undefined() && quoted {
             return Shape::Text("Undefined".to_owned());
+        }
+        if self.downcast_object_ref::<Range>().is_some() {
+            return Shape::Text(self.to_string());
         }
         let Some(object) = self.as_object().cloned() else {
             return Shape::Text(self.to_string());
