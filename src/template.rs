@@ -9,10 +9,13 @@ mod args;
 mod brace;
 mod dates;
 mod filters;
+mod globals;
 mod jinja;
 mod json;
 mod methods;
+mod numbers;
 mod scan;
+mod strings;
 mod text;
 mod value;
 

@@ -121,7 +121,7 @@ pub(super) fn strftime(time: &DateTime, format: &str) -> Option<String> {
             'l' => out += &number(hour12.into(), 2, ' '),
             'M' => out += &number(time.minute.into(), 2, '0'),
             'S' => out += &number(time.second.into(), 2, '0'),
-            'f' => out += &format!("{:06}", time.microsecond),
+            'f' => out += &number(time.microsecond.into(), 6, '0'),
             'j' => out += &number(day_of_year(date), 3, '0'),
             'G' => out += &iso_week(date).0.to_string(),
             'V' => out += &number(iso_week(date).1, 2, '0'),
@@ -142,16 +142,17 @@ pub(super) fn strftime(time: &DateTime, format: &str) -> Option<String> {
             'p' => out += if time.hour < 12 { "AM" } else { "PM" },
             'P' => out += if time.hour < 12 { "am" } else { "pm" },
             'z' => {
-                out += &time
-                    .offset_minutes
-                    .map_or(String::new(), |m| text::offset(m, ""))
+                if let Some(minutes) = time.offset_minutes {
+                    out += &text::offset(minutes, "");
+                }
             }
             'Z' => {
-                out += &match time.offset_minutes {
-                    None => String::new(),
-                    Some(0) => "UTC".to_owned(),
-                    Some(minutes) => format!("UTC{}", text::offset(minutes, ":")),
-                };
+                if let Some(minutes) = time.offset_minutes {
+                    out += "UTC";
+                    if minutes != 0 {
+                        out += &text::offset(minutes, ":");
+                    }
+                }
             }
             'F' => out += &strftime(time, "%Y-%m-%d")?,
             'D' | 'x' => out += &strftime(time, "%m/%d/%y")?,

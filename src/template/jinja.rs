@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value, context};
 
-use super::{MAX_TEXT, MissingField, TemplateError, filters, methods, scan, value};
+use super::{MAX_TEXT, MissingField, TemplateError, filters, methods, scan, strings, value};
 use crate::yaml::Yaml;
 
 /// Work that one template may do: an instruction costs 1, and so do 64 bytes of new text.
@@ -46,18 +46,17 @@ fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Resu
         // comes here.
         return Ok(());
     }
-    let escaped;
-    let text = match value.as_str() {
-        Some(text) => text,
-        None => {
-            escaped = value::string(value)?;
-            &escaped
-        }
+    let printed;
+    let text = if let Some(text) = value.as_str() {
+        text
+    } else {
+        printed = value::string(value)?;
+        &printed
     };
     if value.is_safe() || *state.auto_escape() == minijinja::AutoEscape::None {
         out.write_str(text)?;
     } else {
-        out.write_str(&filters::escape_html(text))?;
+        out.write_str(&strings::escape_html(text))?;
     }
     Ok(())
 }
@@ -88,30 +87,60 @@ fn in_original(template: &str, at: usize) -> usize {
 
 fn render_lines(template: &str, input: &Yaml, steps: &Yaml) -> Result<String, TemplateError> {
     let words = scan::words(template);
-    if let Some(range) = scan::strange_escape(&words) {
-        return Err(TemplateError::invalid(
-            "this escape in a string is not supported: write the character itself",
-            Some(range),
-        ));
-    }
-    if let Some(range) = scan::empty_cycle(&words) {
-        return Err(TemplateError::invalid("cycle() has no items", Some(range)));
-    }
-    let put_in = scan::rewritings(&words);
-    let mut rewritten = String::with_capacity(template.len());
-    let mut done = 0;
-    for (place, text) in &put_in {
-        rewritten.push_str(template.get(done..*place).unwrap_or_default());
-        rewritten.push_str(text);
-        done = *place;
-    }
-    rewritten.push_str(template.get(done..).unwrap_or_default());
-    render_in_thread(rewritten, input, steps, TIME).map_err(|error| {
+    let put_in = check(&words)?;
+    let text = rewritten(template, &put_in);
+    let names = names(input, steps)?;
+    in_thread(TIME, move || render_here(&text, names)).map_err(|error| {
         error.shifted(|range| {
             let range =
                 before_rewriting(&put_in, range.start)..before_rewriting(&put_in, range.end);
             whole_expression(template, &words, range)
         })
+    })
+}
+
+/// Refuses what the engine reads in another way than Python, and what it can't read safely; gives
+/// what must be put in.
+fn check(words: &[(usize, scan::Word<'_>)]) -> Result<Vec<(usize, &'static str)>, TemplateError> {
+    for (range, message) in [
+        (
+            scan::strange_escape(words),
+            "this escape in a string is not supported: write the character itself",
+        ),
+        (scan::empty_cycle(words), "cycle() has no items"),
+        // The engine's parser is not bounded for signs and conditions.
+        (scan::long_code(words), "this expression is too long"),
+    ] {
+        if range.is_some() {
+            return Err(TemplateError::invalid(message, range));
+        }
+    }
+    Ok(scan::rewritings(words))
+}
+
+fn rewritten(template: &str, put_in: &[(usize, &str)]) -> String {
+    let mut text = String::with_capacity(template.len());
+    let mut done = 0;
+    for (place, more) in put_in {
+        text.push_str(template.get(done..*place).unwrap_or_default());
+        text.push_str(more);
+        done = *place;
+    }
+    text.push_str(template.get(done..).unwrap_or_default());
+    text
+}
+
+/// The names that a template knows.
+fn names(input: &Yaml, steps: &Yaml) -> Result<Value, TemplateError> {
+    let empty = Yaml::Map(Vec::new());
+    let or_empty = |value| match value {
+        &Yaml::Null => &empty,
+        value => value,
+    };
+    let too_deep = || TemplateError::invalid("the input is nested too deep", None);
+    Ok(context! {
+        input => value::from_yaml(or_empty(input)).ok_or_else(too_deep)?,
+        steps => value::from_yaml(or_empty(steps)).ok_or_else(too_deep)?,
     })
 }
 
@@ -154,33 +183,21 @@ fn before_rewriting(places: &[(usize, &str)], at: usize) -> usize {
     at - added
 }
 
-/// Renders in a thread of its own, which also keeps a bug in the engine from taking the program
+/// Works in a thread of its own, which also keeps a bug in the engine from taking the program
 /// down. The fuel bounds nearly all work; what it does not see (comparing lists that hold the same
 /// list many times) ends with the wait. The thread is then left to itself, and to the end of the
 /// process.
-fn render_in_thread(
-    template: String,
-    input: &Yaml,
-    steps: &Yaml,
+fn in_thread<T: Send + 'static>(
     time: Duration,
-) -> Result<String, TemplateError> {
-    let empty = Yaml::Map(Vec::new());
-    let or_empty = |value| match value {
-        &Yaml::Null => &empty,
-        value => value,
-    };
-    let too_deep = || TemplateError::invalid("the input is nested too deep", None);
-    let names = context! {
-        input => value::from_yaml(or_empty(input)).ok_or_else(too_deep)?,
-        steps => value::from_yaml(or_empty(steps)).ok_or_else(too_deep)?,
-    };
+    work: impl FnOnce() -> Result<T, TemplateError> + Send + 'static,
+) -> Result<T, TemplateError> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let worker = thread::Builder::new()
         .name("template".to_owned())
         .stack_size(STACK)
         .spawn(move || {
             // No one may be waiting any more.
-            drop(sender.send(render_here(&template, names)));
+            drop(sender.send(work()));
         });
     let failed = |message: &str| Err(TemplateError::invalid(message, None));
     if worker.is_err() {
@@ -203,11 +220,18 @@ fn render_here(template: &str, names: Value) -> Result<String, TemplateError> {
     String::from_utf8(out.0).map_err(|_| TemplateError::invalid("the text is not UTF-8", None))
 }
 
-/// Whether rendering `template` reads `steps`; `None` when its syntax is wrong.
+/// Whether rendering `template` reads `steps`; `None` when it can't be read.
 pub(super) fn uses_steps(template: &str) -> Option<bool> {
-    let engine: &Environment<'_> = &ENGINE;
-    let template = engine.template_from_named_str("template", template).ok()?;
-    Some(template.undeclared_variables(false).contains("steps"))
+    check(&scan::words(template)).ok()?;
+    let template = template.to_owned();
+    in_thread(TIME, move || {
+        let engine: &Environment<'_> = &ENGINE;
+        engine
+            .template_from_named_str("template", &template)
+            .map(|template| template.undeclared_variables(false).contains("steps"))
+            .map_err(|error| explain(&error, &template))
+    })
+    .ok()
 }
 
 /// Collects text up to [`MAX_TEXT`].
@@ -301,7 +325,8 @@ mod tests {
                         {{ ns.x == ns.y }}";
         let started = Instant::now();
         let time = Duration::from_millis(100);
-        let error = render_in_thread(template.to_owned(), &Yaml::Null, &Yaml::Null, time);
+        let names = names(&Yaml::Null, &Yaml::Null).unwrap();
+        let error = in_thread(time, move || render_here(template, names));
         assert!(started.elapsed() < Duration::from_secs(5));
         assert_eq!(
             error.unwrap_err().to_string(),

@@ -1,5 +1,7 @@
 //! The filter `tojson`: `json.dumps` with sorted keys, ASCII only, and safe inside of HTML.
 
+use std::fmt::Write as _;
+
 use minijinja::value::{ObjectRepr, ValueKind};
 use minijinja::{Error, State, Value};
 
@@ -27,7 +29,6 @@ pub(super) fn tojson(state: &State<'_, '_>, args: &[Value]) -> Result<Value, Err
         out: String::new(),
         indent,
         depth: 0,
-        charged: 0,
     };
     writer.value(&value)?;
     Ok(Value::from_safe_string(writer.out))
@@ -38,17 +39,13 @@ struct Writer<'a, 'b, 'c> {
     out: String,
     indent: Option<String>,
     depth: usize,
-    charged: usize,
 }
 
 impl Writer<'_, '_, '_> {
     fn value(&mut self, value: &Value) -> Result<(), Error> {
-        // Pays while it grows.
-        if self.out.len() - self.charged >= 1024 {
-            self.charged = self.out.len();
-            self.state.consume_fuel(64)?;
-        }
         if let Some(text) = value.as_str() {
+            self.state
+                .consume_fuel(1 + u64::try_from(text.len() / 16).unwrap_or(u64::MAX))?;
             self.string(text);
             return Ok(());
         }
@@ -75,12 +72,10 @@ impl Writer<'_, '_, '_> {
                 self.out.push('{');
                 for (index, (key, value)) in entries.iter().enumerate() {
                     self.separate(index);
-                    match key.as_str() {
-                        Some(key) => self.string(key),
-                        None => {
-                            let key = scalar(key).ok_or_else(|| unsupported(key))?;
-                            self.string(&key);
-                        }
+                    if let Some(key) = key.as_str() {
+                        self.string(key);
+                    } else {
+                        self.string(&scalar(key).ok_or_else(|| unsupported(key))?);
                     }
                     self.out.push_str(": ");
                     self.value(value)?;
@@ -147,7 +142,7 @@ impl Writer<'_, '_, '_> {
                 ' '..='~' if !"<>&'".contains(character) => self.out.push(character),
                 _ => {
                     for unit in character.encode_utf16(&mut [0; 2]) {
-                        self.out += &format!("\\u{unit:04x}");
+                        let _ = write!(self.out, "\\u{unit:04x}");
                     }
                 }
             }

@@ -7,7 +7,7 @@ use minijinja::value::{ObjectRepr, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::args::{bind, flag, integer, invalid, optional_str, required, str_arg};
-use super::filters::{Side, formatted, padded, replaced, split_lines};
+use super::strings::{Side, formatted, padded, replaced, split_lines};
 use super::value::{Dict, List, ListKind, Scalar, as_float, from_yaml, list};
 use super::{dates, is_space, text};
 use crate::yaml::{DateTime, Yaml};
@@ -201,6 +201,10 @@ fn all(args: &[Value], text: &str, is: impl Fn(char) -> bool) -> Result<Value, E
 }
 
 /// Whether there is a letter of one case and none of the other.
+pub(super) fn is_cased(text: &str, is: fn(char) -> bool, not: fn(char) -> bool) -> bool {
+    text.chars().any(is) && !text.chars().any(not)
+}
+
 fn cased(
     args: &[Value],
     text: &str,
@@ -208,7 +212,7 @@ fn cased(
     not: fn(char) -> bool,
 ) -> Result<Value, Error> {
     let [] = bind(args, [])?;
-    Ok(Value::from(text.chars().any(is) && !text.chars().any(not)))
+    Ok(Value::from(is_cased(text, is, not)))
 }
 
 fn strings(parts: impl Iterator<Item = impl AsRef<str>>) -> Value {

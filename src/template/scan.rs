@@ -23,21 +23,20 @@ pub(super) fn words(template: &str) -> Vec<(usize, Word<'_>)> {
     let mut at = 0;
     while let Some((open, kind)) = next_mark(template, at) {
         let start = open + 2;
-        match kind {
-            '#' => at = find(template, start, "#}").map_or(template.len(), |end| end + 2),
-            _ => {
-                let first = words.len();
-                at = code(
-                    template,
-                    start,
-                    if kind == '{' { "}}" } else { "%}" },
-                    &mut words,
-                );
-                if let [(_, Word::Name("raw")), _] = words[first..] {
-                    words.truncate(first);
-                    at = end_of_raw(template, at);
-                }
-            }
+        if kind == '#' {
+            at = find(template, start, "#}").map_or(template.len(), |end| end + 2);
+            continue;
+        }
+        let first = words.len();
+        at = code(
+            template,
+            start,
+            if kind == '{' { "}}" } else { "%}" },
+            &mut words,
+        );
+        if let [(_, Word::Name("raw")), _] = words[first..] {
+            words.truncate(first);
+            at = end_of_raw(template, at);
         }
     }
     words
@@ -86,12 +85,10 @@ fn code<'a>(
         && let Some(character) = rest.chars().next()
     {
         if braces == 0 {
-            let mark = if at == from {
-                rest
-            } else {
-                rest.trim_start_matches(['-', '+'])
-            };
-            if rest.len() - mark.len() < 2 && mark.starts_with(close) {
+            // White space control belongs to the mark.
+            let mark = rest.strip_prefix(['-', '+']).filter(|_| at != from);
+            let mark = mark.filter(|mark| mark.starts_with(close)).unwrap_or(rest);
+            if mark.starts_with(close) {
                 words.push((at, Word::End));
                 return at + (rest.len() - mark.len()) + close.len();
             }
@@ -355,6 +352,17 @@ fn end_of_value(words: &[(usize, Word<'_>)], partners: &[Option<usize>], from: u
         }
         Some(_) => partners[from].map_or(from, |partner| partner.max(from)) + 1,
     }
+}
+
+/// Code with more words than this is refused.
+const MAX_WORDS: usize = 10_000;
+
+/// The first piece of code that is too long.
+pub(super) fn long_code(words: &[(usize, Word<'_>)]) -> Option<Range<usize>> {
+    words
+        .split_inclusive(|(_, word)| *word == Word::End)
+        .find(|code| code.len() > MAX_WORDS)
+        .and_then(|code| Some(code.first()?.0..code.last()?.0))
 }
 
 /// `.cycle()` without arguments, which the engine divides by.

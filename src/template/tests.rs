@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use num_bigint::BigInt;
+use proptest::prelude::*;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value as Json;
 
@@ -457,6 +459,216 @@ fn steps_are_a_name_of_their_own() {
         &steps,
     );
     assert_eq!(text.unwrap(), "done 1");
+}
+
+/// Pieces that templates are made of, whole and broken.
+const PIECES: [&str; 60] = [
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "{#",
+    "#}",
+    "{",
+    "}",
+    "?",
+    " ",
+    "\n",
+    "\r\n",
+    "-",
+    "+",
+    "*",
+    "/",
+    "%",
+    "~",
+    "|",
+    ".",
+    ",",
+    ":",
+    "(",
+    ")",
+    "[",
+    "]",
+    "=",
+    "==",
+    "<",
+    "'",
+    "\"",
+    "\\",
+    "é",
+    "😀",
+    "0",
+    "1.5",
+    "1e",
+    "input",
+    "steps",
+    ".a",
+    "['b']",
+    ".get(",
+    "items",
+    "loop",
+    "range(3)",
+    "for x in ",
+    "endfor",
+    "if ",
+    "else",
+    "endif",
+    "set x = ",
+    "raw",
+    "endraw",
+    "macro m(x)",
+    "endmacro",
+    "is ",
+    "not ",
+    "upper",
+    "tojson",
+    "join('~')",
+];
+
+fn any_value() -> impl Strategy<Value = Yaml> {
+    let leaf = prop_oneof![
+        Just(Yaml::Null),
+        any::<bool>().prop_map(Yaml::Bool),
+        any::<i128>().prop_map(|number| Yaml::Int(BigInt::from(number) * 3)),
+        any::<f64>().prop_map(Yaml::Float),
+        any::<String>().prop_map(|text| string(&text)),
+        any::<Vec<u8>>().prop_map(|bytes| Yaml::Binary(bytes.into())),
+        (0_u16.., 0_u8.., 0_u8..).prop_map(|(year, month, day)| Yaml::Date(Date {
+            year,
+            month,
+            day
+        })),
+    ];
+    leaf.prop_recursive(4, 32, 4, |inner| {
+        let pair = (inner.clone(), inner.clone()).prop_map(|(key, value)| (node(key), node(value)));
+        prop_oneof![
+            prop::collection::vec(inner.clone().prop_map(node), 0..4).prop_map(Yaml::Seq),
+            prop::collection::vec(inner.prop_map(node), 0..4).prop_map(Yaml::Set),
+            prop::collection::vec(pair.clone(), 0..4).prop_map(Yaml::Pairs),
+            prop::collection::vec(pair, 0..4).prop_map(Yaml::Map),
+        ]
+    })
+}
+
+proptest! {
+    /// Whatever template and input are: no panic (which would be "the template engine failed"), no
+    /// end of patience, and places that can be shown.
+    #[test]
+    fn nothing_panics(
+        pieces in prop::collection::vec(prop::sample::select(&PIECES[..]), 0..24),
+        value in any_value(),
+        jinja in any::<bool>(),
+    ) {
+        let mut template = pieces.concat();
+        if jinja {
+            template.insert_str(0, "{{ input.a }}{% if 1 %}");
+        }
+        let input = Yaml::Map(vec![(node(string("a")), node(value.clone())), (node(string("b")), node(value))]);
+        fields(&template);
+        if let Err(error) = render(&template, &input, &Yaml::Null) {
+            let text = error.to_string();
+            prop_assert!(!text.contains("engine failed") && !text.contains("too long"), "{}", text);
+            let ranges = match error {
+                TemplateError::MissingFields(fields) => {
+                    fields.into_iter().filter_map(|field| field.range).collect()
+                }
+                TemplateError::Invalid { range, .. } => Vec::from_iter(range),
+                TemplateError::NotAMapping => Vec::new(),
+            };
+            for range in ranges {
+                prop_assert!(template.get(range.clone()).is_some(), "{:?} of {:?}", range, template);
+            }
+        }
+    }
+
+    /// Both styles give the same text, `str()` and `repr()` of any value.
+    #[test]
+    fn both_styles_print_alike(value in any_value()) {
+        prop_assume!(value != Yaml::Null);
+        let input = Yaml::Map(vec![(node(string("v")), node(value.clone()))]);
+        let brace = render("<{v}>", &input, &Yaml::Null).unwrap();
+        prop_assert_eq!(&brace, &format!("<{}>", python_str(&value)));
+        for template in ["<{{ input.v }}>", "<{{ input['v'] | string }}>", "{{ '<' ~ input.v ~ '>' }}"] {
+            let text = render(template, &input, &Yaml::Null).unwrap();
+            // A mapping with one key twice can't come from YAML.
+            if !brace.contains('{') && !brace.contains('(') {
+                prop_assert_eq!(&text, &brace, "{}", template);
+            }
+        }
+        let repr = python_repr(&value);
+        prop_assert_eq!(python_repr(&Yaml::Seq(vec![node(value)])), format!("[{repr}]"));
+    }
+
+    /// What is between the braces is a name and nothing else.
+    #[test]
+    fn braces_do_what_the_expression_does(template in "[a-c{}? \n]{0,20}") {
+        prop_assume!(!is_jinja(&template));
+        let values = r#"{"a": 1, "b": null, "": "e"}"#;
+        let mut expected = String::new();
+        let mut missing = 0;
+        let mut rest = template.as_str();
+        // \{([^}]+)\}
+        while let Some(open) = rest.find('{') {
+            let close = rest[open..].find('}').map(|close| open + close);
+            match close {
+                Some(close) if close > open + 1 => {
+                    expected.push_str(&rest[..open]);
+                    let name = &rest[open + 1..close];
+                    match (name.strip_suffix('?').unwrap_or(name), name.ends_with('?')) {
+                        ("a", _) => expected.push('1'),
+                        ("", _) => expected.push('e'),
+                        (_, true) => {}
+                        (_, false) => missing += 1,
+                    }
+                    rest = &rest[close + 1..];
+                }
+                _ => {
+                    expected.push_str(&rest[..=open]);
+                    rest = &rest[open + 1..];
+                }
+            }
+        }
+        expected.push_str(rest);
+        match rendered(&template, values) {
+            Ok(text) => {
+                prop_assert_eq!(missing, 0);
+                prop_assert_eq!(text, expected.trim());
+            }
+            Err(TemplateError::MissingFields(fields)) => prop_assert_eq!(fields.len(), missing),
+            Err(error) => prop_assert!(false, "{}", error),
+        }
+    }
+}
+
+/// Nesting that the engine's parser refuses, and what goes through it before.
+#[test]
+fn deep_templates_are_refused() {
+    for (open, close) in [
+        ("(", ")"),
+        ("[", "]"),
+        ("{'a': ", "}"),
+        ("-", ""),
+        ("not ", ""),
+        ("'a' ~ (", ")"),
+        ("1 if ", ""),
+        ("input.a(", ")"),
+    ] {
+        for depth in [100, 9_000, 100_000] {
+            let template = format!("{{{{ {}1{} }}}}", open.repeat(depth), close.repeat(depth));
+            fields(&template);
+            let started = std::time::Instant::now();
+            let result = rendered(&template, "{}");
+            assert!(started.elapsed().as_secs() < 10, "{open}");
+            assert!(depth < 100_000 || result.is_err(), "{open}");
+        }
+    }
+    let template = format!(
+        "{}{}",
+        "{% if 1 %}".repeat(50_000),
+        "{% endif %}".repeat(50_000)
+    );
+    fields(&template);
+    assert!(rendered(&template, "{}").is_err());
 }
 
 /// Each of these would take minutes or gigabytes.

@@ -313,7 +313,7 @@ pub(super) fn iso_datetime(time: &DateTime, separator: char) -> String {
         time.second
     );
     if time.microsecond != 0 {
-        out += &format!(".{:06}", time.microsecond);
+        let _ = write!(out, ".{:06}", time.microsecond);
     }
     if let Some(minutes) = time.offset_minutes {
         out += &offset(minutes, ":");
@@ -334,10 +334,10 @@ fn datetime_repr(time: &DateTime) -> String {
         time.date.year, time.date.month, time.date.day, time.hour, time.minute
     );
     if time.second != 0 || time.microsecond != 0 {
-        out += &format!(", {}", time.second);
+        let _ = write!(out, ", {}", time.second);
     }
     if time.microsecond != 0 {
-        out += &format!(", {}", time.microsecond);
+        let _ = write!(out, ", {}", time.microsecond);
     }
     match time.offset_minutes {
         None => {}
@@ -351,7 +351,10 @@ fn datetime_repr(time: &DateTime) -> String {
                 (days, 0) => format!("days={days}"),
                 (days, seconds) => format!("days={days}, seconds={seconds}"),
             };
-            out += &format!(", tzinfo=datetime.timezone(datetime.timedelta({delta}))");
+            let _ = write!(
+                out,
+                ", tzinfo=datetime.timezone(datetime.timedelta({delta}))"
+            );
         }
     }
     out.push(')');

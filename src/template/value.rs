@@ -378,10 +378,9 @@ impl Pythonic for Value {
             Some(ListKind::Keys) => ("dict_keys([", "])"),
             Some(ListKind::Values) => ("dict_values([", "])"),
             Some(ListKind::Items) => ("dict_items([", "])"),
-            Some(ListKind::List) => ("[", "]"),
             None if self.is_tuple() && self.len() == Some(1) => ("(", ",)"),
             None if self.is_tuple() => ("(", ")"),
-            None => ("[", "]"),
+            _ => ("[", "]"),
         };
         match object.repr() {
             ObjectRepr::Map => object
