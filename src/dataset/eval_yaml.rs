@@ -8,6 +8,7 @@ mod around;
 mod case;
 mod execution;
 mod judging;
+mod reward;
 mod sources;
 
 use std::path::Path;

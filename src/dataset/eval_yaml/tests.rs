@@ -975,3 +975,113 @@ fn hostile_yaml_never_panics() {
         }
     }
 }
+
+mod fuzz {
+    use std::fmt::Write as _;
+
+    use proptest::prelude::*;
+
+    use super::super::BLOCKS;
+    use super::*;
+
+    /// Any YAML value, as flow text.
+    fn value() -> impl Strategy<Value = String> {
+        let scalar = prop_oneof![
+            "[a-z{}./~\\-]{0,6}".prop_map(|text| format!("{text:?}")),
+            Just("~".to_owned()),
+            Just("yes".to_owned()),
+            Just("5".to_owned()),
+            Just("-1.5".to_owned()),
+            Just(".nan".to_owned()),
+            Just("2024-01-31".to_owned()),
+            Just("\"{{ input.x }} {y}\"".to_owned()),
+        ];
+        scalar.prop_recursive(3, 24, 4, |inner| {
+            let key = prop::sample::select(KEYS);
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4)
+                    .prop_map(|items| format!("[{}]", items.join(", "))),
+                prop::collection::btree_map(key, inner, 0..4).prop_map(|map| {
+                    let pairs: Vec<_> = map
+                        .iter()
+                        .map(|(key, value)| format!("{key}: {value}"))
+                        .collect();
+                    format!("{{{}}}", pairs.join(", "))
+                }),
+            ]
+        })
+    }
+
+    const KEYS: &[&str] = &[
+        "path",
+        "workspace",
+        "files",
+        "dest",
+        "source",
+        "mode",
+        "skill",
+        "prompt",
+        "arguments",
+        "steps",
+        "id",
+        "runner",
+        "env",
+        "timeout",
+        "type",
+        "command",
+        "settings",
+        "plugin_dirs",
+        "name",
+        "check",
+        "score_range",
+        "context",
+        "module",
+        "function",
+        "builtin",
+        "weights",
+        "formula",
+        "judge",
+        "raw",
+        "before_each",
+        "tools",
+        "match",
+        "allow",
+        "seeds",
+        "strategy",
+        "count",
+        "min_mean",
+        "if",
+        "samples",
+        "agent",
+        "step",
+        "5",
+        "~",
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_config_loads_or_is_told(
+            blocks in prop::collection::btree_map(prop::sample::select(&BLOCKS[..]), value(), 0..6),
+        ) {
+            let mut text = String::new();
+            for (name, value) in &blocks {
+                writeln!(text, "{name}: {value}").unwrap();
+            }
+            let project = Project::new().eval(&text, &["one"]);
+            let (dataset, mut diags) = project.load();
+            prop_assert!(dataset.is_some() || diags.has_errors(), "{text}");
+            if let Some(dataset) = dataset {
+                for id in &dataset.cases {
+                    let before = diags.count(Severity::Error);
+                    let case = dataset.read_case(id, &mut diags);
+                    prop_assert!(case.is_some() || diags.count(Severity::Error) > before, "{text}");
+                }
+            }
+            for item in diags.iter() {
+                prop_assert!(!item.help.is_empty() && !item.message.is_empty(), "{item:?}");
+            }
+        }
+    }
+}
