@@ -7,6 +7,7 @@
 mod args;
 mod build;
 mod check;
+mod checks;
 mod completions;
 mod exit;
 mod explain;

@@ -79,6 +79,9 @@ pub struct Request<'a> {
     pub harbor: &'a harbor::Options,
     /// Whether outputs that casepack did not write, or that were changed since, are replaced.
     pub force: bool,
+    /// Looks at the dataset once more before anything is read for an output; not asked when there
+    /// is nothing to do.
+    pub vet: &'a dyn Fn(&mut Diagnostics),
     /// Set from outside to stop after the cases in hand.
     pub stop: &'a AtomicBool,
 }
@@ -257,6 +260,11 @@ pub fn build(
     if reads {
         // After the looks, before anything is read: what changes from now on carries a later time.
         let now_ns = output::now_ns(&out)?;
+        (request.vet)(diags);
+        if diags.has_errors() {
+            summary.failed = selected.into_iter().cloned().collect();
+            return Ok(summary);
+        }
         let before = diags.len();
         let Some(common) = assemble::prepare(dataset, std::slice::from_ref(&out), diags) else {
             summary.failed = selected.into_iter().cloned().collect();

@@ -4,5 +4,6 @@
 
 mod architecture;
 mod cli;
+mod invariants;
 mod support;
 mod vectors;

@@ -401,19 +401,19 @@ fn tree_vector(dir: &Path, expected: &Value, target: &str) -> Vec<String> {
         }
     }
     for (case, tree) in want["cases"].as_object().unwrap() {
-        let (here, listing) = match target {
+        let (here, files) = match target {
             "local" => (out.join(case), listing(tree)),
             // Policy 1: the package holds the workspace view, string entries included.
             "harbor" => {
                 let mut both = listing(&tree["environment"]);
                 if let Some(local) = expected["local"]["cases"].get(case) {
-                    both.extend(self::listing(local));
+                    both.extend(listing(local));
                 }
                 (package(&out, case).join("environment"), both)
             }
             _ => (out.join("cases").join(case), listing(tree)),
         };
-        compare(case, &listing, &scan(&here), &mut differences);
+        compare(case, &files, &scan(&here), &mut differences);
         let instructions = tree["instructions"].as_object();
         for (path, text) in instructions.into_iter().flatten() {
             let got = fs::read_to_string(package(&out, case).join(path)).unwrap_or_default();

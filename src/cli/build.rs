@@ -3,6 +3,7 @@
 use super::Context;
 use super::args::{Build, Destination, TargetName};
 use super::check::ids;
+use super::checks;
 use super::exit::Exit;
 use super::input::{self, Loaded};
 use super::outcome::{Failure, Outcome};
@@ -83,6 +84,7 @@ pub(super) fn build(
         select: &loaded.select,
         harbor: &loaded.options,
         force: destination.force,
+        vet: &|diags| checks::compile(&loaded.dataset, diags),
         stop: &context.stop,
     };
     let progress = Progress::new(&context.look);

@@ -3,6 +3,7 @@
 use super::Context;
 use super::args::Check;
 use super::build::interrupted;
+use super::checks;
 use super::input::{self, Loaded};
 use super::outcome::Outcome;
 use super::ui::{Progress, count};
@@ -22,6 +23,7 @@ pub(super) fn run(args: &Check, context: &Context) -> Outcome {
         options,
         jobs,
     } = &loaded;
+    checks::compile(dataset, &mut diags);
     let progress = Progress::new(&context.look);
     let summary = plan::check(
         dataset,
