@@ -249,6 +249,11 @@ fn script(body: &str) -> String {
     )
 }
 
+/// A time to sleep that no other test run sleeps.
+fn unique(number: u32) -> String {
+    format!("{number}{}", std::process::id())
+}
+
 /// Processes whose command line has `word`.
 fn alive(word: &str) -> usize {
     std::fs::read_dir("/proc")
@@ -426,11 +431,12 @@ fn what_is_no_verdict_is_an_error() {
             VerifierTimeout,
         ),
     ];
-    let toml = format!("{TOML}[verifier]\ntimeout_sec = 0.5\n");
+    let slow = format!("{TOML}[verifier]\ntimeout_sec = 0.5\n");
     for mode in modes() {
         let mut world = World::new(mode);
         for (id, test, _) in tests {
-            world = world.package(id, &toml, &[], test);
+            let toml = if id == "slow" { &slow } else { TOML };
+            world = world.package(id, toml, &[], test);
         }
         // Whatever the agent puts there does not count.
         world = world.agent("echo 1 > $LOGS/verifier/reward.txt");
@@ -460,31 +466,32 @@ fn a_package_without_judges_casepack_brought_is_explained() {
 #[test]
 fn a_timeout_ends_everything_and_the_verifier_still_runs() {
     for mode in modes() {
-        let toml = format!("{TOML}[agent]\ntimeout_sec = 0.6\n");
+        let toml = format!("{TOML}[agent]\ntimeout_sec = 3\n");
+        let sleep = unique(9);
         // Ignores TERM, has a child in its group, and one that left it.
         let world = World::new(mode)
             .package("a", &toml, &[], "cat reward > $LOGS/verifier/reward.txt")
-            .agent(
+            .agent(&format!(
                 "echo 1 > reward; trap '' TERM\n\
-                 sleep 987654 & (setsid sleep 987655 &) & while :; do sleep 0.1; done",
-            );
+                 sleep {sleep} & (setsid sleep {sleep} &) & while :; do sleep 0.1; done"
+            ));
         let start = Instant::now();
         let case = world.one();
-        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(start.elapsed() < Duration::from_mins(1));
         assert_eq!(
             (case.status, case.reward),
             (Status::Passed, Some(1.0)),
             "{case:?}"
         );
         assert!(case.agent.unwrap().timed_out);
-        assert_eq!(alive("98765"), 0, "{mode:?}");
+        assert_eq!(alive(&sleep), 0, "{mode:?}");
     }
 }
 
 #[test]
 fn term_leaves_time_to_clean_up() {
     for mode in modes() {
-        let toml = format!("{TOML}[agent]\ntimeout_sec = 0.6\n");
+        let toml = format!("{TOML}[agent]\ntimeout_sec = 3\n");
         let world = World::new(mode)
             .package("a", &toml, &[], "cat reward > $LOGS/verifier/reward.txt")
             .agent("trap 'echo 0.25 > reward; exit 0' TERM; sleep 60 & wait");
@@ -805,6 +812,7 @@ fn a_separate_verifier_sees_only_artifacts() {
 #[test]
 fn stopping_ends_children_and_keeps_what_is_known() {
     for mode in modes() {
+        let sleep = unique(8);
         let mut world = World::new(mode)
             .simple("a")
             .simple("b")
@@ -812,29 +820,33 @@ fn stopping_ends_children_and_keeps_what_is_known() {
             .simple("d");
         world.write(
             "project/agent/run.sh",
-            "echo 1 > reward; case $(cat name) in a) ;; *) sleep 876543;; esac",
+            &format!("echo 1 > reward; case $(cat name) in a) ;; *) sleep {sleep};; esac"),
         );
         for id in ["a", "b", "c", "d"] {
             world.write(&format!("project/dist/harbor/{id}/environment/name"), id);
         }
         world = world.command("sh agent/run.sh");
         world.jobs = 2;
-        let start = Instant::now();
         let results = std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(Duration::from_secs(3));
+                let until = Instant::now() + Duration::from_mins(2);
+                let started = |id: &str| world.has(&format!("{id}/workspace/reward"));
+                while !(world.has("a/result.json") && started("b") && started("c"))
+                    && Instant::now() < until
+                {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
                 world.stop.store(true, Ordering::Relaxed);
             });
             world.run()
         });
-        assert!(start.elapsed() < Duration::from_secs(15));
         assert!(results.interrupted);
         let of = |index: usize| (results.cases[index].status, results.cases[index].error);
         assert_eq!(of(0), (Status::Passed, None));
         for index in 1..4 {
             assert_eq!(of(index), (Status::Skipped, Some(ErrorKind::Interrupted)));
         }
-        assert_eq!(alive("876543"), 0);
+        assert_eq!(alive(&sleep), 0);
         assert!(!world.has("b/tests") && world.has("b/result.json") && !world.has("d"));
     }
 }
