@@ -561,3 +561,146 @@ fn non_string_key(rule: Rule, source: &Arc<Source>, key: &Node, path: &str) -> D
     )
     .help(format!("Put it in quotes: \"{written}\""))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diag::Severity;
+    use crate::yaml::parse;
+
+    fn document(text: &str) -> Document {
+        let source = Source {
+            name: "eval.yaml".to_owned(),
+            text: text.to_owned(),
+        };
+        parse(Arc::new(source)).unwrap()
+    }
+
+    /// Rule, field, underlined text, message and help of each finding.
+    fn told(diags: &Diagnostics) -> Vec<String> {
+        diags
+            .iter()
+            .map(|found| {
+                let place = found.place.as_ref().unwrap();
+                format!(
+                    "{} {} [{}] {} {}",
+                    found.rule.name(),
+                    found.field.as_deref().unwrap_or("-"),
+                    &place.source.text[place.range.clone()],
+                    found.message,
+                    found.help
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_fits_is_read_and_null_is_absent() {
+        let document = document(
+            "name: n\nn: 5\nf: 1\ng: 2.5\nb: off\nnothing: ~\nmode: batch\nlist: [a, b]\nenv: {B: x, A: ~}\n",
+        );
+        let mut diags = Diagnostics::default();
+        let mut top = Fields::root(&document, &mut diags).unwrap();
+        assert_eq!(top.str("name", &mut diags), Some("n"));
+        assert_eq!(top.int("n", &mut diags), Some(5));
+        assert_eq!(top.number("f", &mut diags), Some(1.0));
+        assert_eq!(top.number("g", &mut diags), Some(2.5));
+        assert_eq!(top.bool("b", &mut diags), Some(false));
+        assert_eq!(top.str("nothing", &mut diags), None);
+        assert!(top.present("nothing").is_some());
+        assert_eq!(
+            top.choice("mode", &[("case", 1), ("batch", 2)], &mut diags),
+            Some(2)
+        );
+        let list: Vec<String> = top
+            .items("list", &mut diags)
+            .iter()
+            .map(|item| format!("{}={}", item.path(), item.str(&mut diags).unwrap()))
+            .collect();
+        assert_eq!(list, ["list[0]=a", "list[1]=b"]);
+        let env = top.entries("env", &mut diags);
+        assert_eq!((env[0].0, env[0].1.path()), ("B", "env.B"));
+        assert_eq!((env[1].0, env[1].1.yaml()), ("A", &Yaml::Null));
+        assert!(top.items("absent", &mut diags).is_empty());
+        top.finish(&mut diags);
+        assert!(diags.is_empty(), "{:?}", told(&diags));
+        let empty = self::document("# nothing\n");
+        let mut top = Fields::root(&empty, &mut diags).unwrap();
+        assert!(top.get("name").is_none());
+        top.finish(&mut diags);
+        assert!(diags.is_empty());
+    }
+
+    #[test]
+    fn everything_wrong_is_told_at_once_with_place_path_and_fix() {
+        let document = document(
+            "name: 010\ndescription: [x]\nexecution:\n  mode: bacth\n  timeout: 1e3\n  budget: .inf\n  big: 99999999999999999999\n  flag: 'true'\n  steps:\n    - ide: é\n    - 5\n  files: a.md\n  env: x\n  on: 1\n  zebra: 2\n",
+        );
+        let mut diags = Diagnostics::default();
+        let mut top = Fields::root(&document, &mut diags).unwrap();
+        top.str("name", &mut diags);
+        top.str("description", &mut diags);
+        let mut execution = top.fields("execution", &mut diags).unwrap();
+        execution.choice("mode", &[("case", 1), ("batch", 2)], &mut diags);
+        execution.number("timeout", &mut diags);
+        execution.number("budget", &mut diags);
+        execution.int("big", &mut diags);
+        execution.bool("flag", &mut diags);
+        for step in execution.items("steps", &mut diags) {
+            let Some(mut step) = step.fields(&mut diags) else {
+                continue;
+            };
+            assert!(step.need("id", &mut diags).is_none());
+            step.finish(&mut diags);
+        }
+        execution.items("files", &mut diags);
+        execution.entries("env", &mut diags);
+        execution.known(&["later"]);
+        execution.finish(&mut diags);
+        top.finish_open();
+        let expected = [
+            "wrong-type name [010] `name` must be a string, not a whole number. Put it in quotes: \"010\"",
+            "wrong-type description [[x]] `description` must be a string, not a list. Write a string here.",
+            "bad-value execution.mode [bacth] `execution.mode` can not be `bacth`. Did you mean `batch`? It can be `case`, `batch`.",
+            "wrong-type execution.timeout [1e3] `execution.timeout` must be a number, not a string. Write a number, without quotes; an exponent needs a dot and a sign, as in 1.0e+3.",
+            "bad-value execution.budget [.inf] `execution.budget` is too large a number. Write a smaller number.",
+            "bad-value execution.big [99999999999999999999] `execution.big` is too large a number. Write a smaller number.",
+            "wrong-type execution.flag ['true'] `execution.flag` must be true or false, not a string. Write true or false, without quotes.",
+            "missing-key execution.steps[0].id [ide: é] `execution.steps[0].id` is missing. Add `id`.",
+            "unknown-key execution.steps[0].ide [ide] `execution.steps[0].ide` is not a known key, so it has no effect. Did you mean `id`?",
+            "wrong-type execution.steps[1] [5] `execution.steps[1]` must be a mapping, not a whole number. Write a mapping: lines of `key: value`.",
+            "wrong-type execution.files [a.md] `execution.files` must be a list, not a string. Write it as a list: [a.md]",
+            "wrong-type execution.env [x] `execution.env` must be a mapping, not a string. Write a mapping: lines of `key: value`.",
+            "unknown-key execution [on] The key `on` in `execution` is true or false, not a string. Put it in quotes: \"on\"",
+            "unknown-key execution.zebra [zebra] `execution.zebra` is not a known key, so it has no effect. Remove it; the keys known here are `big`, `budget`, `env`, `files`, `flag`, `later`, `mode`, `steps`, `timeout`.",
+        ];
+        assert_eq!(told(&diags), expected);
+        assert_eq!(diags.count(Severity::Warning), 3);
+    }
+
+    #[test]
+    fn a_top_that_is_no_mapping_names_the_file() {
+        let mut diags = Diagnostics::default();
+        assert!(Fields::root(&document("- a\n"), &mut diags).is_none());
+        assert_eq!(
+            told(&diags),
+            [
+                "wrong-type - [- a] `eval.yaml` must be a mapping, not a list. Write a mapping: lines of `key: value`."
+            ]
+        );
+    }
+
+    #[test]
+    fn the_nearest_name_is_a_near_one() {
+        let keys = ["path", "workspace", "schema", "id"];
+        let near = |name| nearest(name, keys.iter().copied());
+        assert_eq!(near("pth"), Some("path"));
+        assert_eq!(near("Path"), Some("path"));
+        assert_eq!(near("work-space"), Some("workspace"));
+        assert_eq!(near("scehma"), Some("schema"));
+        assert_eq!(near("di"), Some("id"));
+        assert_eq!(near("x"), None);
+        assert_eq!(near("files"), None);
+        assert_eq!(near(&"path".repeat(1000)), None);
+    }
+}

@@ -10,7 +10,7 @@ use std::ops::Range;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
 use super::scalar::{KeyIdentity, ScalarType, construct, resolve};
-use super::strict::{Surface, check_text, scan_error};
+use super::strict::{Surface, check_text, excerpt, scan_error};
 use super::{Fault, MAX_ALIAS_BYTES, MAX_DEPTH, MAX_NODES, Node, Yaml};
 use crate::diag::Rule;
 
@@ -29,7 +29,7 @@ pub(super) fn load(text: &str) -> Result<Loaded, Fault> {
             Ok((event, span)) => loader.event(event, span)?,
             Err(error) => {
                 let offset = loader.offsets.byte(error.marker().index());
-                return Err(scan_error(&error, offset));
+                return Err(scan_error(&error, text, offset));
             }
         }
     }
@@ -248,7 +248,8 @@ impl<'s> Loader<'s> {
                 Rule::YamlLimit,
                 range,
                 format!(
-                    "The alias `*{name}` stands inside of the value that it names, which would never end."
+                    "The alias `*{}` stands inside of the value that it names, which would never end.",
+                    excerpt(name)
                 ),
                 "Write out what is meant.",
             ));
@@ -304,6 +305,10 @@ impl<'s> Loader<'s> {
             self.surface.skip_to(end);
             start..end
         };
+        if matches!(style, ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted) {
+            let key = self.stack.last().is_some_and(Frame::expects_key);
+            self.surface.quoted(&span, key)?;
+        }
         let plain = style == ScalarStyle::Plain;
         if plain {
             let in_flow = self.stack.last().is_some_and(|frame| frame.flow);
@@ -435,8 +440,10 @@ impl<'s> Loader<'s> {
             }
             _ => kind,
         };
-        // Of the opening tokens only a bracket has a length.
-        let bracket = events.end > content;
+        // A block opens with an empty token, or before a dash.
+        let opener = if sequence { b'[' } else { b'{' };
+        let bracket =
+            events.end > content && self.surface.text.as_bytes().get(content) == Some(&opener);
         let flow = bracket || self.stack.last().is_some_and(|frame| frame.flow);
         let weight = Weight {
             nodes: 1,
@@ -653,7 +660,7 @@ fn unsupported(tag: Option<&Tag>, range: Range<usize>) -> Fault {
     Fault::new(
         Rule::YamlTag,
         range,
-        format!("The tag `{name}` is not supported here."),
+        format!("The tag `{}` is not supported here.", excerpt(&name)),
         "Remove the tag; where the text only starts with `!`, put it in quotes.",
     )
 }

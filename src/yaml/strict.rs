@@ -30,29 +30,48 @@ pub(super) fn check_text(text: &str) -> Result<(), Fault> {
         return check_flow(text);
     }
     for (offset, letter) in text.char_indices() {
-        let refused = match letter {
-            '\t' | '\n' | '\r' | ' '..='~' | '\u{A0}'..='\u{FFFD}' | '\u{10000}'.. => {
-                matches!(letter, '\u{2028}' | '\u{2029}')
-            }
-            _ => true,
-        };
-        if refused {
-            let code = u32::from(letter);
-            let escape = if code > 0xFF {
-                format!("\\u{code:04x}")
-            } else {
-                format!("\\x{code:02x}")
-            };
-            return Err(Fault::new(
-                Rule::YamlSyntax,
-                offset..offset + letter.len_utf8(),
-                format!("The character U+{code:04X} can not stand in YAML as it is."),
-                format!("Remove it, or write {escape} between double quotes."),
-            ));
+        let accepted = matches!(
+            letter,
+            '\t' | '\n' | '\r' | ' '..='~' | '\u{A0}'..='\u{FFFD}' | '\u{10000}'..
+        );
+        if !accepted {
+            return Err(refused_letter(offset, letter));
         }
     }
     check_flow(text)
 }
+
+/// As much of `text` as a message can hold.
+pub(super) fn excerpt(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    match line.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None if line.len() < text.len() => format!("{line}…"),
+        None => line.to_owned(),
+    }
+}
+
+fn refused_letter(offset: usize, letter: char) -> Fault {
+    let code = u32::from(letter);
+    let escape = if code > 0xFF {
+        format!("\\u{code:04x}")
+    } else {
+        format!("\\x{code:02x}")
+    };
+    Fault::syntax(
+        offset..offset + letter.len_utf8(),
+        format!("The character U+{code:04X} can not stand here as it is."),
+        format!("Remove it, or write {escape} between double quotes."),
+    )
+}
+
+/// Indicators that a plain scalar never starts with for PyYAML.
+const PLAIN_NEVER_STARTS_WITH: [char; 15] = [
+    ',', '[', ']', '{', '}', '#', '&', '*', '!', '|', '>', '\'', '"', '%', '@',
+];
+
+/// Line breaks of YAML 1.1 that YAML 1.2 takes for letters.
+const SEPARATORS: [char; 2] = ['\u{2028}', '\u{2029}'];
 
 /// The parser holds all of a `[…]` or `{…}` until its end, so one that can only break the limit on
 /// values is refused before. Counts in texts that hold brackets too, but there they pair off.
@@ -88,6 +107,7 @@ pub(super) struct Gap {
 /// The text, read up to `cursor`.
 pub(super) struct Surface<'s> {
     pub(super) text: &'s str,
+    start: usize,
     cursor: usize,
     anchors: BTreeSet<&'s str>,
     started: bool,
@@ -97,6 +117,7 @@ impl<'s> Surface<'s> {
     pub(super) fn new(text: &'s str, start: usize) -> Self {
         Self {
             text,
+            start,
             cursor: start,
             anchors: BTreeSet::new(),
             started: false,
@@ -123,9 +144,12 @@ impl<'s> Surface<'s> {
         let mut gap = Gap::default();
         while self.cursor < end {
             let at = self.cursor;
-            let line_start = at == 0 || matches!(self.at(at - 1), b'\n' | b'\r');
+            let line_start = at == self.start || matches!(self.at(at - 1), b'\n' | b'\r');
             match self.at(at) {
-                b'#' => self.cursor = self.line_end(at),
+                b'#' => {
+                    self.cursor = self.line_end(at);
+                    self.no_separator(at..self.cursor)?;
+                }
                 b'\t' => return Err(tab(at)),
                 b'?' => {
                     gap.question = true;
@@ -178,10 +202,13 @@ impl<'s> Surface<'s> {
                     !minor.is_empty() && minor.bytes().all(|byte| byte.is_ascii_digit())
                 })
             }),
-            Some(name) => name
-                .bytes()
-                .skip(1)
-                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')),
+            Some(name) => {
+                name.len() > 1
+                    && name
+                        .bytes()
+                        .skip(1)
+                        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+            }
             None => false,
         };
         if known {
@@ -189,7 +216,7 @@ impl<'s> Surface<'s> {
         }
         Err(Fault::syntax(
             range,
-            format!("The directive `{line}` is not supported."),
+            format!("The directive `{}` is not supported.", excerpt(line)),
             "Remove the line.",
         ))
     }
@@ -205,7 +232,7 @@ impl<'s> Surface<'s> {
                     if !self.anchors.insert(name) {
                         return Err(Fault::syntax(
                             at..self.cursor,
-                            format!("The anchor `&{name}` is given twice."),
+                            format!("The anchor `&{}` is given twice.", excerpt(name)),
                             "Give one of them another name.",
                         ));
                     }
@@ -221,7 +248,10 @@ impl<'s> Surface<'s> {
                     {
                         return Err(Fault::syntax(
                             at..at + length,
-                            format!("The tag `{tag}` does not end before an indicator."),
+                            format!(
+                                "The tag `{}` does not end before an indicator.",
+                                excerpt(tag)
+                            ),
                             "Put a space behind the tag.",
                         ));
                     }
@@ -249,7 +279,7 @@ impl<'s> Surface<'s> {
         if name.is_empty() || !name.bytes().all(fits) {
             return Err(Fault::syntax(
                 start..start + 1 + length,
-                format!("`{name}` is no name for an anchor."),
+                format!("`{}` is no name for an anchor.", excerpt(name)),
                 "Use letters, digits, `-` and `_`, and put a space behind the name.",
             ));
         }
@@ -289,17 +319,55 @@ impl<'s> Surface<'s> {
         bytes.len()
     }
 
+    /// Refuses U+2028 and U+2029, which end a line for PyYAML.
+    fn no_separator(&self, range: Range<usize>) -> Result<(), Fault> {
+        let text = self.text.get(range.clone()).unwrap_or_default();
+        match text
+            .char_indices()
+            .find(|(_, letter)| SEPARATORS.contains(letter))
+        {
+            Some((offset, letter)) => Err(refused_letter(range.start + offset, letter)),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses separators in the quoted scalar `span`, a key or not, except where they come out the
+    /// same: in a value, away from white space.
+    pub(super) fn quoted(&self, span: &Range<usize>, key: bool) -> Result<(), Fault> {
+        let text = self.text.get(span.clone()).unwrap_or_default();
+        for (offset, separator) in text.match_indices(SEPARATORS) {
+            let blank = |letter: char| letter.is_whitespace() || matches!(letter, '-' | '.');
+            let (before, after) = (&text[..offset], &text[offset + separator.len()..]);
+            if key || before.ends_with(blank) || after.starts_with(blank) {
+                let at = span.start + offset;
+                return self.no_separator(at..at + separator.len());
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses what PyYAML reads otherwise in a plain scalar, `in_flow` between brackets.
     pub(super) fn plain(&self, span: &Range<usize>, in_flow: bool) -> Result<(), Fault> {
         let text = self.text.get(span.clone()).unwrap_or_default();
         if let Some(offset) = text.find('\t') {
             return Err(tab(span.start + offset));
         }
+        self.no_separator(span.clone())?;
+        if text.starts_with(PLAIN_NEVER_STARTS_WITH) {
+            return Err(Fault::syntax(
+                span.start..span.start + 1,
+                "A value can not start with this character.",
+                "Put the value in quotes.",
+            ));
+        }
         if in_flow && (text.starts_with(':') || text.contains('?')) {
             return Err(Fault::syntax(
                 span.clone(),
-                format!("`{text}` can not stand between brackets without quotes."),
-                format!("Put it in quotes: \"{text}\""),
+                format!(
+                    "`{}` can not stand between brackets without quotes.",
+                    excerpt(text)
+                ),
+                "Put it in quotes.",
             ));
         }
         Ok(())
@@ -369,6 +437,7 @@ impl<'s> Surface<'s> {
             return Err(tab(start + offset));
         }
         self.skip_to(end.max(header_end));
+        self.no_separator(start..end.max(header_end))?;
         let body = self.text.get(header_end..).unwrap_or_default();
         let within = self.text.get(header_end..end).unwrap_or_default();
         let first = within.trim_start_matches([' ', '\n', '\r']);
@@ -378,7 +447,7 @@ impl<'s> Surface<'s> {
         {
             let at = end - first.len();
             return Err(Fault::syntax(
-                at..at + 1,
+                letter_at(self.text, at),
                 "The text of a block must be indented.",
                 "Indent its lines by two spaces.",
             ));
@@ -416,6 +485,15 @@ fn adds_line_break(body: &str, value: &str) -> bool {
     }
 }
 
+/// The letter at `offset`; nothing at the end of a line.
+fn letter_at(text: &str, offset: usize) -> Range<usize> {
+    let letter = text.get(offset..).and_then(|rest| rest.chars().next());
+    let length = letter
+        .filter(|letter| !matches!(letter, '\n' | '\r'))
+        .map_or(0, char::len_utf8);
+    offset..offset + length
+}
+
 fn tab(at: usize) -> Fault {
     Fault::syntax(
         at..at + 1,
@@ -425,8 +503,17 @@ fn tab(at: usize) -> Fault {
 }
 
 /// The parser's own finding, in the user's words.
-pub(super) fn scan_error(error: &ScanError, offset: usize) -> Fault {
-    let range = offset..offset;
+pub(super) fn scan_error(error: &ScanError, text: &str, offset: usize) -> Fault {
+    let byte = |at: usize| text.as_bytes().get(at).copied();
+    if byte(offset) == Some(b'\t') {
+        return tab(offset);
+    }
+    if let Some(before) = offset.checked_sub(1)
+        && byte(before) == Some(b'\t')
+    {
+        return tab(before);
+    }
+    let range = letter_at(text, offset);
     let (message, help) = match error.info() {
         "recursion limit exceeded" => {
             return Fault::too_deep(range);
@@ -502,6 +589,14 @@ pub(super) fn scan_error(error: &ScanError, offset: usize) -> Fault {
                 "Remove the tag.",
             );
         }
+        "wrongly indented line in block scalar" => (
+            "A block of text starts with blank lines that are indented further than the text.",
+            "Remove the spaces from the blank lines.",
+        ),
+        "plain scalar cannot start with '-' followed by ,[]{}" => (
+            "A lone dash can not stand between brackets.",
+            "Put it in quotes: \"-\"",
+        ),
         info if info.contains("tab") => return tab(offset),
         info if info.starts_with("unexpected character") => (
             "A value can not start with this character.",
