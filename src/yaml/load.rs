@@ -281,9 +281,14 @@ impl<'s> Loader<'s> {
     ) -> Result<(), Fault> {
         let block = matches!(style, ScalarStyle::Literal | ScalarStyle::Folded);
         let mut start = events.start;
+        let mut properties = start..start;
         if anchor > 0 || tag.is_some() {
             self.approach(start)?;
-            start = self.surface.properties(start)?;
+            (properties.end, start) = self.surface.properties(start)?;
+            if value.is_empty() && style == ScalarStyle::Plain {
+                // What comes next is no part of an empty scalar.
+                start = properties.end;
+            }
         } else if !block {
             self.approach(start)?;
         }
@@ -325,7 +330,7 @@ impl<'s> Loader<'s> {
         {
             return Err(self.surface.empty_key(start));
         }
-        let kind = scalar_type(tag, text, plain, &span)?;
+        let kind = scalar_type(tag, text, plain, &properties)?;
         let value = construct(kind, text).map_err(|wrong| {
             Fault::new(
                 if wrong.limit {
@@ -428,12 +433,12 @@ impl<'s> Loader<'s> {
     ) -> Result<(), Fault> {
         let start = events.start;
         self.approach(start)?;
-        let content = if anchor > 0 || tag.is_some() {
+        let (properties, content) = if anchor > 0 || tag.is_some() {
             self.surface.properties(start)?
         } else {
-            start
+            (start, start)
         };
-        let kind = collection(tag, sequence, start..content)?;
+        let kind = collection(tag, sequence, start..properties)?;
         let kind = match (&kind, self.stack.last()) {
             (Collection::Map, Some(frame)) if matches!(frame.kind, Collection::Pairs) => {
                 Collection::Pair

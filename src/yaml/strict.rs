@@ -221,9 +221,11 @@ impl<'s> Surface<'s> {
         ))
     }
 
-    /// Reads anchor and tag of the node at `start`; gives where the node itself begins.
-    pub(super) fn properties(&mut self, start: usize) -> Result<usize, Fault> {
+    /// Reads anchor and tag of the node at `start`; gives where they end, and where the node itself
+    /// begins.
+    pub(super) fn properties(&mut self, start: usize) -> Result<(usize, usize), Fault> {
         self.skip_to(start);
+        let mut end = start;
         loop {
             let at = self.cursor;
             match self.at(at) {
@@ -257,8 +259,9 @@ impl<'s> Surface<'s> {
                     }
                     self.cursor = at + length;
                 }
-                _ => return Ok(at),
+                _ => return Ok((end, at)),
             }
+            end = self.cursor;
             self.blank()?;
         }
     }
