@@ -114,7 +114,9 @@ fn sources() -> Vec<(PathBuf, String, Vec<(usize, String)>)> {
             .collect();
         (file, module, lines)
     };
-    let is_code = |file: &PathBuf| file.file_name().is_some_and(|name| name != "tests.rs");
+    let is_code = |file: &PathBuf| {
+        !file.ends_with("tests.rs") && !file.iter().rev().nth(1).is_some_and(|dir| dir == "tests")
+    };
     rust_files(&src)
         .into_iter()
         .filter(is_code)
