@@ -26,25 +26,39 @@ pub fn block(text: &str) -> Cow<'_, str> {
 }
 
 /// A finished block of output in which no line is a command to a CI system that reads logs
-/// (`::set-env …` at the start of a line, `##[…]` anywhere), whatever wrapping did to it.
+/// (`::set-env …` at the start of a line, `##[…]` or `##vso[…]` anywhere), whatever wrapping did
+/// to it.
 pub fn log(text: &str) -> Cow<'_, str> {
-    let harmless = |line: &str| !line.trim_start().starts_with("::") && !line.contains("##[");
+    let harmless = |line: &str| !line.trim_start().starts_with("::") && command(line).is_none();
     if text.lines().all(harmless) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 16);
     for line in text.split_inclusive('\n') {
         let start = line.trim_start();
-        let (indent, rest) = line.split_at(line.len() - start.len());
+        let (indent, mut rest) = line.split_at(line.len() - start.len());
         out.push_str(indent);
-        let (colons, rest) = match rest.strip_prefix("::") {
-            Some(rest) => ("\\u{3a}:", rest),
-            None => ("", rest),
-        };
-        out.push_str(colons);
-        out.push_str(&rest.replace("##[", "##\\u{5b}"));
+        if let Some(after) = rest.strip_prefix("::") {
+            out.push_str("\\u{3a}:");
+            rest = after;
+        }
+        while let Some(at) = command(rest) {
+            out.push_str(&rest[..at]);
+            out.push_str("#\\u{23}");
+            rest = &rest[at + 2..];
+        }
+        out.push_str(rest);
     }
     Cow::Owned(out)
+}
+
+/// Where the first `##word[` of `line` is.
+fn command(line: &str) -> Option<usize> {
+    line.match_indices('#').map(|(at, _)| at).find(|at| {
+        let after = line[at + 1..].strip_prefix('#');
+        let word = after.map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_alphabetic()));
+        word.is_some_and(|rest| rest.starts_with('['))
+    })
 }
 
 /// The message of a workflow command of GitHub Actions: line feeds become `%0A`.
@@ -215,7 +229,8 @@ impl Formatter for Visible<'_> {
                     .into()
             })
         });
-        writer.write_all(escaped.as_bytes())
+        // Where documents are logged, `##[…]` would be a command to the CI system.
+        writer.write_all(escaped.replace("##", "#\\u0023").as_bytes())
     }
 
     fn begin_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
@@ -328,10 +343,10 @@ mod tests {
     #[test]
     fn no_line_of_a_log_is_a_command() {
         assert_eq!(
-            log("ok\n  ::set-output name=a::b\nx ::y\n##[error] ##[group]z"),
-            "ok\n  \\u{3a}:set-output name=a::b\nx ::y\n##\\u{5b}error] ##\\u{5b}group]z"
+            log("ok\n  ::set-output name=a::b\nx ::y\n##[error] ###vso[group]z"),
+            "ok\n  \\u{3a}:set-output name=a::b\nx ::y\n#\\u{23}[error] ##\\u{23}vso[group]z"
         );
-        assert!(matches!(log("a::b\n# [x]\n"), Cow::Borrowed(_)));
+        assert!(matches!(log("a::b\n## x [y]\n"), Cow::Borrowed(_)));
     }
 
     #[test]
@@ -352,10 +367,11 @@ mod tests {
         }
 
         #[test]
-        fn json_says_the_very_text(text in any::<String>()) {
+        fn json_says_the_very_text(text in "\\PC{0,9}#{0,4}.{0,9}") {
             let value = serde_json::json!({ "key": [text, HOSTILE] });
             let written = json(&value);
             prop_assert!(!written.chars().any(|c| is_hostile(c) && c != '\n'), "{written:?}");
+            prop_assert!(!written.contains("##"), "{written:?}");
             prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&written).unwrap(), value);
         }
     }

@@ -327,6 +327,9 @@ pub(crate) struct Running {
     )]
     #[arg(value_parser = named([("config", Agent::Config), ("oracle", Agent::Oracle), ("nop", Agent::Nop)]))]
     pub(crate) agent: Agent,
+    /// The command of the agent, in place of the dataset's runner; with its placeholders
+    #[arg(long, value_name = "COMMAND", env = "CASEPACK_AGENT_COMMAND")]
+    pub(crate) agent_command: Option<String>,
     /// The model that the agent is told
     #[arg(long, value_name = "MODEL", env = "CASEPACK_MODEL")]
     pub(crate) model: Option<String>,

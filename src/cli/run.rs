@@ -9,6 +9,7 @@ use super::exit::Exit;
 use super::input::{self, Loaded};
 use super::outcome::{Failure, Outcome};
 use super::ui::{Cell, Ink, Progress, Table};
+use crate::dataset::RunnerCommand;
 use crate::diag::Diagnostics;
 use crate::escape;
 use crate::report;
@@ -20,11 +21,16 @@ const SAME_SECOND: usize = 100;
 
 pub(super) fn run(args: &Run, context: &Context) -> Outcome {
     let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
-    let loaded = match input::load(&args.input, &args.packaging, context, &mut diags) {
+    let mut loaded = match input::load(&args.input, &args.packaging, context, &mut diags) {
         Ok(Some(loaded)) => loaded,
         Ok(None) => return Outcome::of(diags),
         Err(failure) => return input::refused(diags, failure),
     };
+    if let Some(command) = &args.running.agent_command {
+        let runner = &mut loaded.dataset.execution.runner;
+        "cli".clone_into(&mut runner.kind);
+        runner.command = Some(RunnerCommand::Text(command.clone()));
+    }
     let built = build::build(
         &loaded,
         &[Target::Harbor],

@@ -103,6 +103,15 @@ fn cases_that_do_not_pass_are_exit_1_in_every_output() {
 }
 
 #[test]
+fn another_agent_can_be_tried_without_a_change_of_the_dataset() {
+    let project = project("exit 1");
+    let command = "sh -c 'mkdir out; cp input.yaml out/a'";
+    run(&project, &["--agent-command", command])
+        .run()
+        .assert_code(0);
+}
+
+#[test]
 fn runs_have_names_of_their_own() {
     let project = project("mkdir out; touch out/a");
     for args in [&["--run-id", "../x"][..], &["--run-id", ""]] {

@@ -1,7 +1,8 @@
 //! The lines that a finding is about, made harmless, with labels in them.
 //!
-//! Escaping changes lengths, so offsets are carried over from the source to what is shown. Lines
-//! that are far from every label are left empty: they are never shown, but count.
+//! Escaping changes lengths, so offsets are carried over from the source to what is shown. Only the
+//! lines from the first label to the last one are kept, and those between that are far from every
+//! label are left empty: a file of megabytes may have thousands of findings.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,11 +14,15 @@ use crate::escape;
 
 /// Characters of a line that are shown before and after the label's start when it is too long.
 const AROUND: usize = 100;
+/// Lines before and after a label that may be shown.
+const NEAR: usize = 2;
 
 /// A text to show, with labels.
 #[derive(Debug)]
 pub(super) struct Snippet {
     text: String,
+    /// How many lines of the source come before.
+    skipped: usize,
     labels: Vec<Label>,
 }
 
@@ -46,7 +51,11 @@ impl Snippet {
             .iter()
             .map(|(place, _)| in_one_line(source, &place.range))
             .collect();
-        let (text, shown) = show(&source.text, &ranges);
+        let Shown {
+            text,
+            skipped,
+            ranges,
+        } = show(&source.text, &ranges);
         let label = |((place, text), range): ((&Place, Option<String>), Range<usize>)| {
             let (line, column) = source.position(place.range.start);
             Label {
@@ -55,8 +64,12 @@ impl Snippet {
                 text: text.map(|text| escape::line(&text).into_owned()),
             }
         };
-        let labels = labels.into_iter().zip(shown).map(label).collect();
-        Some(Self { text, labels })
+        let labels = labels.into_iter().zip(ranges).map(label).collect();
+        Some(Self {
+            text,
+            skipped,
+            labels,
+        })
     }
 
     /// Related places that lie in other files.
@@ -94,7 +107,7 @@ impl SourceCode for Snippet {
             label.map_or_else(String::new, |label| label.title.clone()),
             read.data(),
             *read.span(),
-            read.line(),
+            self.skipped + read.line(),
             read.column(),
             read.line_count(),
         )))
@@ -112,40 +125,60 @@ fn in_one_line(source: &Source, range: &Range<usize>) -> Range<usize> {
     start..start + line.trim_end().len()
 }
 
-/// `text` as it is shown, and where `ranges` of it are then.
-fn show(text: &str, ranges: &[Range<usize>]) -> (String, Vec<Range<usize>>) {
-    let mut out = String::new();
-    let mut shown = vec![0..0; ranges.len()];
-    // Which lines are near a label: those that miette shows as context, and one more.
-    let line_of = |offset: usize| {
-        text.get(..offset)
-            .map_or(0, |text| text.matches('\n').count())
+/// A part of a text as it is shown.
+struct Shown {
+    text: String,
+    /// Lines of the whole text that come before.
+    skipped: usize,
+    /// Where the ranges are in it.
+    ranges: Vec<Range<usize>>,
+}
+
+/// The part of `text` around `ranges`, each of which lies in one line.
+fn show(text: &str, ranges: &[Range<usize>]) -> Shown {
+    let first = ranges.iter().map(|range| range.start).min().unwrap_or(0);
+    let last = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+    let begin = text[..first]
+        .rmatch_indices('\n')
+        .nth(NEAR)
+        .map_or(0, |(at, _)| at + 1);
+    let end = text[last..]
+        .match_indices('\n')
+        .nth(NEAR)
+        .map_or(text.len(), |(at, _)| last + at);
+    let mut shown = Shown {
+        text: String::new(),
+        skipped: text[..begin].matches('\n').count(),
+        ranges: vec![0..0; ranges.len()],
     };
-    let lines: Vec<_> = ranges.iter().map(|range| line_of(range.start)).collect();
-    let mut start = 0;
-    for (number, line) in text.split('\n').enumerate() {
+    let line_of = |range: &Range<usize>| text[begin..range.start].matches('\n').count();
+    let lines: Vec<_> = ranges.iter().map(line_of).collect();
+    let out = &mut shown.text;
+    let mut start = begin;
+    for (number, line) in text[begin..end].split('\n').enumerate() {
         if number > 0 {
             out.push('\n');
         }
         let (line, full) = (line.strip_suffix('\r').unwrap_or(line), line.len());
-        if lines.iter().any(|label| label.abs_diff(number) <= 2) {
+        if lines.iter().any(|label| label.abs_diff(number) <= NEAR) {
             let here: Vec<_> = (0..ranges.len())
                 .filter(|at| lines[*at] == number)
                 .collect();
-            let first = here.iter().map(|at| ranges[*at].start - start).min();
-            let window = window(line, first.unwrap_or(0));
+            let label = here.iter().map(|at| ranges[*at].start - start).min();
+            let window = window(line, label.unwrap_or(0));
             if window.start > 0 {
                 out.push('…');
             }
             let base = out.len();
-            let piece = |from: usize, to: usize| {
+            let width = |from: usize, to: usize| {
                 let (from, to) = (from.max(window.start), to.min(window.end));
                 escape::block(line.get(from..to).unwrap_or_default()).len()
             };
             for at in here {
                 let range = &ranges[at];
-                let from = base + piece(0, range.start - start);
-                shown[at] = from..from + piece(range.start - start, range.end - start);
+                let from = base + width(0, range.start - start);
+                let length = width(range.start - start, range.end - start);
+                shown.ranges[at] = from..from + length;
             }
             out.push_str(&escape::block(&line[window.clone()]));
             if window.end < line.len() {
@@ -154,7 +187,7 @@ fn show(text: &str, ranges: &[Range<usize>]) -> (String, Vec<Range<usize>>) {
         }
         start += full + 1;
     }
-    (out, shown)
+    shown
 }
 
 /// The part of `line` that is shown: all of it unless it is long.
@@ -176,19 +209,28 @@ mod tests {
 
     #[test]
     fn labels_follow_their_text_through_escaping() {
-        let text = "one\r\n\u{1b}[2J: b\u{202e}d\r\nthree\nfour\nfive\nsix\n";
+        let text = "0\n1\none\r\n\u{1b}[2J: b\u{202e}d\r\nthree\nfour\nfive\nsix\n";
         let start = text.find('b').unwrap();
-        let (out, shown) = show(text, std::slice::from_ref(&(start..start + 5)));
-        assert_eq!(out, "one\n\\u{1b}[2J: b\\u{202e}d\nthree\nfour\n\n\n");
-        assert_eq!(&out[shown[0].clone()], "b\\u{202e}d");
+        let shown = show(text, std::slice::from_ref(&(start..start + 5)));
+        assert_eq!(shown.skipped, 1);
+        assert_eq!(shown.text, "1\none\n\\u{1b}[2J: b\\u{202e}d\nthree\nfour");
+        assert_eq!(&shown.text[shown.ranges[0].clone()], "b\\u{202e}d");
     }
 
     #[test]
     fn long_lines_are_cut_around_the_label() {
         let text = format!("{}KEY{}", "a".repeat(5000), "é".repeat(5000));
-        let (out, shown) = show(&text, std::slice::from_ref(&(5000..5003)));
-        assert!(out.len() < 500 && out.starts_with('…') && out.ends_with('…'));
-        assert_eq!(&out[shown[0].clone()], "KEY");
+        let Shown { text, ranges, .. } = show(&text, std::slice::from_ref(&(5000..5003)));
+        assert!(text.len() < 500 && text.starts_with('…') && text.ends_with('…'));
+        assert_eq!(&text[ranges[0].clone()], "KEY");
+    }
+
+    #[test]
+    fn lines_between_far_labels_are_left_empty() {
+        let text = "line\n".repeat(100);
+        let shown = show(&text, &[10..12, 400..402]);
+        assert_eq!((shown.skipped, shown.text.matches("line").count()), (0, 10));
+        assert_eq!(shown.text.lines().count(), 83);
     }
 
     proptest! {

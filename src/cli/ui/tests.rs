@@ -9,8 +9,7 @@ use crate::diag::{Diagnostic, Diagnostics, Place, Rule, Source};
 use crate::path::CaseId;
 
 /// What a dataset, a file name or an agent may hold.
-const HOSTILE: &str =
-    "x\u{1b}]0;t\u{7}\u{9b}2J\u{202e}\u{2066}\n::error::pwned\n##[group]<b>&amp;\"]]>,:% `*_|";
+const HOSTILE: &str = "x\u{1b}]0;t\u{7}\u{9b}2J\u{202e}\u{2066}\n::error::pwned\n##[group]##vso[x]<b>&amp;\"]]>,:% `*_|";
 
 fn look(output: OutputFormat, change: impl FnOnce(&mut Talk)) -> Look {
     let mut talk = Talk {
@@ -257,7 +256,10 @@ fn hostile_text_is_harmless_to_terminals_and_logs() {
                 harmless(text);
                 for line in text.lines() {
                     assert!(!line.trim_start().starts_with("::"), "{line:?}");
-                    assert!(!line.contains("##["), "{line:?}");
+                    assert!(
+                        !line.contains("##[") && !line.contains("##vso["),
+                        "{line:?}"
+                    );
                 }
             }
             assert!(
