@@ -19,7 +19,12 @@ const WITHIN: &[(&str, &str)] = &[
 fn modules_use_only_lower_layers() {
     let layers = layers();
     let mut wrong = Vec::new();
-    for (file, module, lines) in sources() {
+    for Code {
+        file,
+        module,
+        lines,
+    } in sources()
+    {
         if matches!(module.as_str(), "lib" | "main") {
             continue;
         }
@@ -52,7 +57,12 @@ fn only_settings_ask_the_machine() {
         "SystemTime::now",
     ];
     let mut wrong = Vec::new();
-    for (file, module, lines) in sources() {
+    for Code {
+        file,
+        module,
+        lines,
+    } in sources()
+    {
         if file.ends_with("src/cli/settings.rs") || module == "main" {
             continue;
         }
@@ -97,8 +107,14 @@ fn layers() -> BTreeMap<String, u32> {
     layers
 }
 
-/// Each source file with its module and the numbered lines that are code but no tests.
-fn sources() -> Vec<(PathBuf, String, Vec<(usize, String)>)> {
+/// A source file: its module, and the numbered lines that are code but no tests.
+struct Code {
+    file: PathBuf,
+    module: String,
+    lines: Vec<(usize, String)>,
+}
+
+fn sources() -> Vec<Code> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let read = |file: PathBuf| {
         let below = file.strip_prefix(&src).expect("it is below").to_owned();
@@ -112,7 +128,11 @@ fn sources() -> Vec<(PathBuf, String, Vec<(usize, String)>)> {
             .filter(|(_, line)| !line.trim_start().starts_with("//"))
             .map(|(at, line)| (at + 1, line.to_owned()))
             .collect();
-        (file, module, lines)
+        Code {
+            file,
+            module,
+            lines,
+        }
     };
     let is_code = |file: &PathBuf| {
         !file.ends_with("tests.rs") && !file.iter().rev().nth(1).is_some_and(|dir| dir == "tests")

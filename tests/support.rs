@@ -3,5 +3,5 @@
 mod command;
 mod project;
 
-pub(crate) use command::{Invocation, Outcome, has};
-pub(crate) use project::{CaseBuilder, Project, ProjectBuilder};
+pub(crate) use command::{Invocation, Outcome};
+pub(crate) use project::{Project, ProjectBuilder};

@@ -168,7 +168,7 @@ fn started(first: &str, args: &[&str]) -> (Project, std::process::Child) {
     let begin = Instant::now();
     while !marker.exists() {
         assert!(
-            begin.elapsed() < Duration::from_secs(60),
+            begin.elapsed() < Duration::from_mins(1),
             "no agent was started"
         );
         sleep(Duration::from_millis(10));

@@ -1,6 +1,6 @@
 //! Runs the binary with an empty environment, and shows what it did as one text.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -159,15 +159,4 @@ impl fmt::Display for Outcome {
         }
         write!(f, "[exit {}]", self.code)
     }
-}
-
-/// Whether `program` can be started, for tests that need one and say that they are skipped.
-pub(crate) fn has(program: impl AsRef<OsStr>) -> bool {
-    Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
 }
