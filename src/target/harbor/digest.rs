@@ -62,7 +62,7 @@ pub fn digest(tree: &Tree) -> Result<Digest, DigestError> {
 
 /// The files that count, in order.
 fn files(tree: &Tree) -> Result<Vec<(&TreePath, &Entry)>, DigestError> {
-    let top = match find(tree, ".gitignore") {
+    let top = match tree.iter().find(|(path, _)| path.as_str() == ".gitignore") {
         Some((path, entry)) => Some(load(path, entry, Dialect::Basic)?),
         None => None,
     };
@@ -97,10 +97,6 @@ pub(super) fn is_left_out_by_default(path: &TreePath) -> bool {
     let name = components.next_back();
     let odd = |name: &str| name == ".DS_Store" || suffixes.iter().any(|end| name.ends_with(end));
     name.is_some_and(odd) || components.any(|dir| dir == "__pycache__" || odd(dir))
-}
-
-fn find<'a>(tree: &'a Tree, path: &str) -> Option<(&'a TreePath, &'a Entry)> {
-    tree.iter().find(|(at, _)| at.as_str() == path)
 }
 
 fn load(path: &TreePath, entry: &Entry, dialect: Dialect) -> Result<Rules, DigestError> {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -280,6 +281,64 @@ fn a_package_for_the_harness() {
     assert!(script.contains("work=${CASEPACK_WORKDIR:-/workspace}\n"));
     assert!(script.contains("for path in 'out' 'answer/reply.md'; do\n"));
     assert!(!script.contains('@'));
+}
+
+#[test]
+fn the_harness_script_trusts_nothing_of_the_agent() {
+    let python = Command::new("python3").arg("--version").output();
+    if !python.is_ok_and(|python| python.status.success()) {
+        println!("skipped: no python3");
+        return;
+    }
+    let options = Options {
+        image: Some("acme/harness:1".to_owned()),
+        verifier: VerifierKind::Harness,
+        ..Options::default()
+    };
+    let package = triage().build(&options).packages.remove(0);
+    let place = World::new(&[
+        ("logs/agent/a.txt", "said\n"),
+        ("logs/verifier/reward.json", "{\"reward\": 1}"),
+        ("work/out/x", "1"),
+        ("work/agent_eval/harbor/reward.py", "print('planted')"),
+        // The engine, as the image would have it: it tells how it was called, and fails.
+        ("site/agent_eval/__init__.py", ""),
+        ("site/agent_eval/harbor/__init__.py", ""),
+        (
+            "site/agent_eval/harbor/reward.py",
+            "import os, sys\nprint(os.getcwd(), *sys.argv[1:])\nsys.exit(7)\n",
+        ),
+    ]);
+    for (path, entry) in package.tree.below(&TreePath::new("tests").unwrap()).iter() {
+        place.file(&format!("tests/{path}"), bytes(entry));
+    }
+    let at = |path: &str| place.dir.path().join(path);
+    place.file("secret", b"kept");
+    std::os::unix::fs::symlink(at("secret"), at("work/stdout.log")).unwrap();
+    let done = Command::new("sh")
+        .arg(at("tests/test.sh"))
+        .current_dir(at("work"))
+        .env("CASEPACK_TESTS_DIR", at("tests"))
+        .env("CASEPACK_LOGS_DIR", at("logs"))
+        .env("CASEPACK_WORKDIR", at("work"))
+        .env("PYTHONPATH", at("site"))
+        .output()
+        .unwrap();
+    let told = String::from_utf8(done.stdout).unwrap();
+    let told = told.replace(
+        place.dir.path().canonicalize().unwrap().to_str().unwrap(),
+        "",
+    );
+    let told = told.replace(place.dir.path().to_str().unwrap(), "");
+    assert_eq!(
+        told.trim_end(),
+        "/tests/judges --config /tests/eval.yaml --case-dir /work --out-dir /logs/verifier"
+    );
+    assert_eq!(done.status.code(), Some(7), "{:?}", done.stderr);
+    assert_eq!(fs::read(at("secret")).unwrap(), b"kept");
+    assert_eq!(fs::read(at("work/stdout.log")).unwrap(), b"said\n");
+    assert_eq!(fs::read(at("logs/verifier/outputs/out/x")).unwrap(), b"1");
+    assert!(!at("logs/verifier/reward.json").exists());
 }
 
 const STEPS: &str = r#"
