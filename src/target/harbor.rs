@@ -11,7 +11,7 @@
 //!   environment/                 with an image: the workspace, which Harbor uploads
 //!   environment/Dockerfile       without: its build context ...
 //!   environment/workspace/       ... and the workspace
-//!   tests/test.sh judge.py       the verifier
+//!   tests/test.sh judge.py       the verifier; judge_llm.py when a judge asks a model
 //!   tests/config.json            judges and case; or steps/<id>/tests/config.json
 //!   tests/start.json             the workspace as it was
 //!   tests/evaluation/ judges/    answer keys, files of judges
@@ -46,6 +46,8 @@ use crate::tree::{Content, Entry, Mode, Tree, TreeBuilder};
 
 /// The judge runner that packages carry.
 const JUDGE: &[u8] = include_bytes!("../../templates/judge.py");
+/// The part of it that LLM judges need.
+const JUDGE_LLM: &[u8] = include_bytes!("../../templates/judge_llm.py");
 /// Its test script.
 const TEST: &[u8] = include_bytes!("../../templates/test.sh");
 /// The test script that calls the engine of agent-eval-harness.
@@ -102,10 +104,16 @@ pub fn prepare(dataset: &Dataset, options: &Options, diags: &mut Diagnostics) ->
         env = checks::environment(dataset, diags);
     }
     let tests = match options.verifier {
-        VerifierKind::Bundled => vec![
-            ("test.sh", Mode::Executable, Content::bytes(TEST)),
-            ("judge.py", Mode::Regular, Content::bytes(JUDGE)),
-        ],
+        VerifierKind::Bundled => {
+            let mut tests = vec![
+                ("test.sh", Mode::Executable, Content::bytes(TEST)),
+                ("judge.py", Mode::Regular, Content::bytes(JUDGE)),
+            ];
+            if judging.asks_model() {
+                tests.push(("judge_llm.py", Mode::Regular, Content::bytes(JUDGE_LLM)));
+            }
+            tests
+        }
         VerifierKind::Harness => {
             let script = harness_script(&judging, &options.workdir);
             vec![("test.sh", Mode::Executable, Content::bytes(script))]

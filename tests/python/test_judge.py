@@ -1,4 +1,4 @@
-"""Tests of the files that casepack puts into packages: test.sh, judge.py, intercept.py.
+"""Tests of the files that casepack puts into packages: test.sh, judge.py, judge_llm.py, intercept.py.
 
     python3 -m unittest discover -s tests/python        (standard library only)
 
@@ -6,6 +6,7 @@ Most tests run the real thing: test.sh in a temporary package, as Harbor does.
 CASEPACK_TEST_PYTHON names another interpreter for the files under test.
 """
 import base64
+import concurrent.futures
 import contextlib
 import hashlib
 import http.server
@@ -15,6 +16,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -42,7 +44,8 @@ def load(name):
 
 
 judge = load("judge")
-intercept = load("intercept")
+sys.modules["judge"] = judge                   # as judge.py does before it loads the other
+judge_llm, intercept = load("judge_llm"), load("intercept")
 
 
 def vectors():
@@ -55,6 +58,19 @@ def vectors():
 
 def check(body, name="c", **more):
     return dict({"name": name, "check": textwrap.dedent(body)}, **more)
+
+
+class Together(unittest.TestSuite):
+    """Runs tests side by side: they wait for their own processes most of the time."""
+
+    def run(self, result, debug=False):
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda test: test(result), self))
+        return result
+
+
+def load_tests(loader, suites, pattern):
+    return Together(test for suite in suites for test in suite)
 
 
 class Package:
@@ -71,7 +87,7 @@ class Package:
         self.bin = self.root / "bin"
         self.bin.mkdir()
         (self.bin / "python3").symlink_to(PYTHON)
-        self.env = {}
+        self.env, self.llm = {}, True
 
     def put(self, where, path, content="", mode=None):
         target = where / path
@@ -91,6 +107,8 @@ class Package:
         self.put(self.tests, "start.json", json.dumps({"files": files}))
 
     def run(self, *judges, **config):
+        if self.llm and any(map(judge.needs_model, judges)):        # else packages have none
+            shutil.copy(str(TEMPLATES / "judge_llm.py"), str(self.tests / "judge_llm.py"))
         config = dict({"schema": "casepack.verifier.v1", "dataset": "d", "case": "case-001", "step": None,
                        "image": "registry/img:1", "workdir": "/nowhere", "judges": list(judges)}, **config)
         self.put(self.tests, "config.json", json.dumps(config))
@@ -182,7 +200,7 @@ class RewardEdges(unittest.TestCase):
                 (check_judge, {"judge": "a"}, 0.0),
                 (score_judge, {"weights": {"s": 1, "a": 1}, "raw": ["a"], "score_range": [-10, 5]}, 0.5)):
             with self.subTest(first=first, reward=reward):
-                self.assertEqual(judge.final_reward(results, reward, {}, [first, numeric])[0], expected)
+                self.assertEqual(judge.final_reward(results, reward, [first, numeric])[0], expected)
 
 
 class Checks(unittest.TestCase):
@@ -193,33 +211,52 @@ class Checks(unittest.TestCase):
         self.assertEqual(package.status, 0, package.text)
         return package
 
+    def all(self, *rows, **more):
+        """One run with a check per row: a body, or a dict."""
+        package = Package(self)
+        package.put(package.work, "out/a.txt", "hello\n")
+        package.run(*[dict(check(row), name="c%d" % n) if isinstance(row, str) else dict(row, name="c%d" % n)
+                      for n, row in enumerate(rows)], outputs=[{"path": "out"}], annotations={"want": "hello", "n": 3},
+                    **more)
+        self.assertEqual(package.status, 0, package.text)
+        return package, [package.judges["c%d" % n] for n in range(len(rows))]
+
     def test_verdicts(self):
-        for body, value in (("return True", True), ("return False", False), ("return 3", 3), ("return 2.5", 2.5),
-                            ("return True, 'why'", True), ("return 4, None", 4),
-                            ("class F: value = 2; rationale = 'because'\nreturn F()", 2)):
+        rows = (("return True", True), ("return False", False), ("return 3", 3), ("return 2.5", 2.5),
+                ("return True, 'why'", True), ("return 4, None", 4),
+                ("class V(float): pass\nprint('y' * 100000)\nreturn V(1.5)", 1.5),
+                ("class F: value = 2; rationale = 'because'\nreturn F()", 2))
+        _, entries = self.all(*[body for body, _ in rows])
+        for (body, value), entry in zip(rows, entries):
             with self.subTest(body):
-                entry = self.one(body).judges["c"]
                 self.assertIs(type(entry["value"]), type(value))
                 self.assertEqual((entry["value"], entry["error"]), (value, None))
-        self.assertEqual(self.one("return True, 'why'").judges["c"]["rationale"], "why")
+        self.assertEqual((entries[4]["rationale"], entries[5]["rationale"]), ("why", ""))
+        self.assertEqual(entries[-1]["rationale"], "because")
 
-    def test_no_verdict_is_an_error_and_no_reward(self):
-        for body, words in (("pass", "returned nothing"), ("return 'yes'", "a str"), ("return (True, 'a', 1)", "a tuple"),
-                            ("return None, 'n/a'", "returned nothing"), ("return []", "a list"),
-                            ("return float('nan')", "finite"), ("return 10 ** 400", "finite"),
-                            ("retrun True", "does not compile"), ("return outputs['nope']", "KeyError"),
-                            ("yield 1", "generator"), ("raise SystemExit(0)", "sys.exit(0)"),
-                            ("import sys\nsys.exit()", "sys.exit"), ("import os\nos._exit(0)", "ended without"),
-                            ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
-                            ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-                            ("def f(): return f()\nreturn f()", "RecursionError"),
-                            ("raise Exception", "Exception")):
+    def test_no_verdict_is_an_error(self):
+        rows = (("pass", "returned nothing"), ("return 'yes'", "a str"), ("return (True, 'a', 1)", "a tuple"),
+                ("return None, 'n/a'", "returned nothing"), ("return []", "a list"),
+                ("return float('nan')", "finite"), ("return 10 ** 400", "finite"),
+                ("retrun True", "does not compile"), ("return outputs['nope']", "KeyError"),
+                ("yield 1", "generator"), ("raise SystemExit(0)", "sys.exit(0)"),
+                ("import sys\nsys.exit()", "sys.exit"), ("import os\nos._exit(0)", "ended without"),
+                ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
+                ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+                ("def f(): return f()\nreturn f()", "RecursionError"),
+                ("raise Exception", "Exception"), ("# nothing", "returned nothing"),
+                ("class E(Exception):\n    def __str__(self): raise ValueError\nraise E", "E (line 3"))
+        package, entries = self.all(*[body for body, _ in rows])
+        for (body, words), entry in zip(rows, entries):
             with self.subTest(body):
-                package = self.one(body)
-                self.assertIn(words, package.judges["c"]["error"])
-                self.assertIsNone(package.judges["c"]["value"])
-                self.assertEqual(package.scores, {"reward": 0.0, "casepack_judge_errors": 1})
-                self.assertIn("ERROR", package.text)
+                self.assertIn(words, entry["error"])
+                self.assertIsNone(entry["value"])
+        self.assertEqual(package.scores, {"reward": 0.0, "casepack_judge_errors": len(rows)})
+        self.assertEqual(package.text.count("ERROR"), len(rows))
+
+    def test_one_error_is_no_reward(self):
+        package = self.one("pass")
+        self.assertEqual(package.scores, {"reward": 0.0, "casepack_judge_errors": 1})
 
     def test_an_error_names_the_line(self):
         error = self.one("x = 1\n\nreturn undefined_name").judges["c"]["error"]
@@ -268,10 +305,10 @@ class Checks(unittest.TestCase):
         began = time.monotonic()
         package.run(check("while True: pass", "loop"), check("import time\ntime.sleep(60)", "sleep"),
                     check("import subprocess\nsubprocess.run(['sleep', '60'])", "spawn"),
-                    check("return True", "good"), judge_timeout=2)
+                    check("return True", "good"), judge_timeout=1)
         self.assertLess(time.monotonic() - began, 15)
         for name in ("loop", "sleep", "spawn"):
-            self.assertIn("stopped after 2 seconds", package.judges[name]["error"])
+            self.assertIn("stopped after 1 seconds", package.judges[name]["error"])
         self.assertIs(package.judges["good"]["value"], True)
         self.assertEqual(package.scores, {"reward": 0.0, "good": 1.0, "casepack_judge_errors": 3})
 
@@ -289,8 +326,6 @@ class Checks(unittest.TestCase):
     def test_too_large_a_result_is_an_error(self):
         package = self.one("return True, 'x' * 10 ** 7")
         self.assertEqual(len(package.judges["c"]["rationale"]), 20000 + len("[truncated]"))
-        package = self.one("class V(float): pass\nprint('y' * 100000)\nreturn V(1.0)")
-        self.assertEqual(package.judges["c"]["value"], 1.0)
 
     def test_a_broken_judge_does_not_stop_the_others(self):
         package = Package(self)
@@ -312,9 +347,9 @@ class Checks(unittest.TestCase):
                 ("all(annotations[k] for k in ['want', 'n'])", "run"), ("annotations['absent']", "error"),
                 ("nope", "error"), ("__import__('os')", "error"), ("open('/etc/passwd')", "error"),
                 ("1 +", "error"), (False, "skip"), (True, "run"), ("  \n annotations['n'] > 2\n", "run"))
-        for condition, expected in rows:
+        _, entries = self.all(*[check("return True", **{"if": condition}) for condition, _ in rows])
+        for (condition, expected), entry in zip(rows, entries):
             with self.subTest(condition):
-                entry = self.one("return True", **{"if": condition}).judges["c"]
                 state = "skip" if entry["skipped"] else "error" if entry["error"] else "run"
                 self.assertEqual(state, expected, entry)
                 if state == "error":
@@ -334,12 +369,6 @@ class Checks(unittest.TestCase):
     def test_a_judge_called_reward_does_not_replace_the_reward(self):
         package = Package(self).run(check("return 2", "reward"), check("return False", "b"))
         self.assertEqual(package.scores, {"reward": 0.0, "b": 0.0})
-        self.assertIn("called reward", package.text)
-
-    def test_two_judges_of_one_name_are_an_error(self):
-        package = Package(self).run(check("return True"), check("return True"))
-        self.assertEqual(package.scores["reward"], 0.0)
-        self.assertIn("two judges", package.judges["c"]["error"])
 
     def test_a_judge_without_a_kind_and_an_agent_judge_are_errors(self):
         package = Package(self).run({"name": "n"}, {"name": "a", "agent": {"timeout": 5}, "prompt": "p"})
@@ -376,7 +405,7 @@ class Modules(unittest.TestCase):
                     {"name": "d", "module": "scoring", "function": "absent"})
         self.assertIs(package.judges["a"]["value"], True)
         self.assertEqual(package.judges["b"]["value"], 4)
-        self.assertIn("cannot be imported from tests/judges", package.judges["c"]["error"])
+        self.assertIn("cannot import hostile, neither from tests/judges", package.judges["c"]["error"])
         self.assertIn("AttributeError", package.judges["d"]["error"])
         self.assertFalse(list(package.tests.rglob("__pycache__")))
 
@@ -400,7 +429,7 @@ class Builtins(unittest.TestCase):
         for cost, expected in ((0.5, True), (1.5, False), (None, None)):
             package = Package(self)
             if cost is not None:
-                package.put(package.logs, "agent/metrics.json", json.dumps({"cost_usd": cost}))
+                package.put(package.logs, "agent/run_result.json", json.dumps({"cost_usd": cost}))
             package.run({"name": "b", "builtin": "efficiency/cost_budget", "arguments": {"max_cost_usd": 1.0}})
             self.assertIs(package.judges["b"]["value"], expected)
             self.assertEqual(package.scores["reward"], 1.0 if expected else 0.0)
@@ -587,10 +616,8 @@ class Outputs(unittest.TestCase):
     def test_metrics_of_a_local_run_win(self):
         package = self.stream()
         package.put(package.logs, "agent/run_result.json", json.dumps({"exit_code": 0, "cost_usd": 9, "secret": 1}))
-        package.put(package.logs, "agent/hook_outputs.json", json.dumps({"port": 1}))
         seen = self.see(package, "outputs")
         self.assertEqual((seen["exit_code"], seen["cost_usd"], seen["num_turns"]), (0, 9, 3))
-        self.assertEqual(seen["hook_outputs"], {"port": 1})
         self.assertNotIn("secret", seen)
 
     def test_trajectory(self):
@@ -620,17 +647,6 @@ class Outputs(unittest.TestCase):
         package.put(package.logs, "agent/a.txt", "first\n")
         seen = self.see(package, "[outputs['conversation'], outputs['stdout'], outputs['events']]")
         self.assertEqual(seen, ["first\nplain words", "first\nplain words", []])
-
-    def test_steps(self):
-        package = self.stream()
-        package.put(package.logs, "agent/steps/one/stdout.log", json.dumps(
-            {"type": "assistant", "message": {"content": [{"type": "text", "text": "in one"}]}}))
-        package.put(package.logs, "agent/steps/one/run_result.json", json.dumps({"exit_code": 4}))
-        package.run(check(SEE % "[outputs['conversation'], outputs.get('exit_code')]", "s", step="one"),
-                    check(SEE % "sorted(outputs['steps'])", "w"), check(SEE % "outputs['conversation']", "x", step="two"))
-        self.assertEqual(json.loads(package.judges["s"]["rationale"]), ["in one", 4])
-        self.assertEqual(json.loads(package.judges["w"]["rationale"]), ["one"])
-        self.assertEqual(json.loads(package.judges["x"]["rationale"]), "I write.\u2028Really.")
 
 
 class Hostile(unittest.TestCase):
@@ -745,9 +761,10 @@ class Hostile(unittest.TestCase):
             package.put(package.work, "out/%02d.txt" % number, "x" * 100)
         notes = []
         tree = judge.Tree(str(package.work), notes)
-        shelf = judge.Shelf(tree)
-        shelf.files, shelf.bytes = 20, 1000
-        got = [shelf.content(path, fd, name, info) for path, fd, name, info in tree.walk("out")]
+        shelf = judge.Shelf(tree, str(package.root / "copies"))
+        shelf.files, shelf.bytes, shelf.copy_bytes = 20, 1000, 500
+        got = [shelf.take(path, info, copy=True) for path, info in tree.walk("out")]
+        self.assertEqual(len(list((package.root / "copies" / "out").iterdir())), 5)
         self.assertEqual(sum(1 for item in got if isinstance(item, str)), 10)
         self.assertEqual(sum(1 for item in got if isinstance(item, dict)), 10)
         self.assertEqual(got[20:], [None] * 10)
@@ -758,11 +775,13 @@ class Hostile(unittest.TestCase):
 
     def test_many_files_are_quick_enough(self):
         package = Package(self)
-        (package.work / "out").mkdir()
-        for number in range(21000):
-            (package.work / "out" / ("%d.txt" % number)).write_bytes(b"")
-        package.run(check("return len(outputs['files']) == 20000"), outputs=[{"path": "out"}])
+        package.start()
+        first = package.put(package.work, "0")
+        for number in range(1, 20002):
+            os.link(str(first), str(package.work / str(number)))
+        package.run(check("return len(outputs['files']) == 20000"))
         self.assertEqual(package.scores["reward"], 1.0, package.text[-500:])
+        self.assertIn("more than 20000 files", package.text)
 
     def test_planted_reward_files_are_replaced(self):
         for plant in ("file", "directory", "link", "verifier-link"):
@@ -810,7 +829,7 @@ class Hostile(unittest.TestCase):
 
 class Shell(unittest.TestCase):
     def test_lf_and_mode(self):
-        for name in ("test.sh", "judge.py", "intercept.py"):
+        for name in ("test.sh", "judge.py", "judge_llm.py", "intercept.py"):
             self.assertNotIn(b"\r", (TEMPLATES / name).read_bytes())
         self.assertTrue(os.access(str(TEMPLATES / "test.sh"), os.X_OK))
 
@@ -857,7 +876,8 @@ class Shell(unittest.TestCase):
 
 
 class Provider:
-    """A model API on the loopback interface: gives the scripted replies, keeps the requests."""
+    """A model API on the loopback interface: gives the scripted replies in turn (or the one of
+    the requested model), keeps the requests."""
 
     def __init__(self, test, *replies):
         self.replies, self.requests, self.lock = list(replies), [], threading.Lock()
@@ -869,6 +889,8 @@ class Provider:
                 with outer.lock:
                     outer.requests.append((self.path, dict(self.headers.items()), body))
                     reply = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
+                if isinstance(reply, dict) and body and body.get("model") in reply:
+                    reply = reply[body["model"]]
                 status, headers, data = reply if isinstance(reply, tuple) else (200, {}, reply)
                 data = data if isinstance(data, bytes) else json.dumps(data).encode()
                 self.send_response(status)
@@ -888,8 +910,10 @@ class Provider:
         test.addCleanup(server.shutdown)
         self.url = "http://127.0.0.1:%d" % server.server_port
 
-    def prompt(self, number=-1):
-        return self.requests[number][2]["messages"][-1]["content"]
+    def prompt(self, model=None):
+        """What was sent last (to a model); None when nothing was."""
+        return next((body["messages"][-1]["content"] for _, _, body in reversed(self.requests)
+                     if model in (None, body["model"])), None)
 
 
 def claude(**verdict):
@@ -962,26 +986,39 @@ class Llm(unittest.TestCase):
         package.run({"name": "j", "prompt": "p"}, models={"judge": "from-config"})
         self.assertEqual(server.requests[0][2]["model"], "from-config")
 
+    def each(self, *rows):
+        """Runs rows of (reply, keys of the judge) at once; gives their entries."""
+        package, _ = self.with_claude({"m%d" % n: reply for n, (reply, _) in enumerate(rows)})
+        package.run(*[dict({"name": "m%d" % n, "prompt": "p", "model": "m%d" % n}, **keys)
+                      for n, (_, keys) in enumerate(rows)])
+        self.assertEqual(len(package.judges), len(rows))
+        return package, [package.judges["m%d" % n] for n in range(len(rows))]
+
     def test_replies_that_are_no_verdict(self):
-        for reply, words in ((claude(score="5"), "no verdict"), (claude(passed=True), "no verdict"),
-                             (claude(score=True), "no verdict"), ({"content": []}, "no verdict"),
-                             ({"content": [{"type": "text", "text": "It is a 5/5, score: 5"}]}, "no verdict"),
-                             ({"content": [{"type": "text", "text": '{"score": 1} or {"score": 5}'}]}, "more than one"),
-                             ({"nothing": 1}, "unknown form"), (b"<html>", "no JSON object"), ([1], "no JSON object")):
+        rows = ((claude(score="5"), "no verdict"), (claude(passed=True), "no verdict"),
+                (claude(score=True), "no verdict"), ({"content": []}, "no verdict"),
+                ({"content": [{"type": "text", "text": "It is a 5/5, score: 5"}]}, "no verdict"),
+                ({"content": [{"type": "text", "text": '{"score": 1} or {"score": 5}'}]}, "more than one"),
+                ({"nothing": 1}, "unknown form"), (b"<html>", "no JSON object"), ([1], "no JSON object"))
+        package, entries = self.each(*[(reply, {}) for reply, _ in rows])
+        for (reply, words), entry in zip(rows, entries):
             with self.subTest(reply):
-                package, _ = self.with_claude(reply)
-                self.judge(package, None, words)
-                self.assertEqual(package.scores["reward"], 0.0)
+                self.assertIn(words, entry["error"])
+                self.assertIsNone(entry["value"])
+        self.assertEqual(package.scores, {"reward": 0.0, "casepack_judge_errors": len(rows)})
         package, _ = self.with_openai({"choices": [{"message": {"tool_calls": [{"function": {"arguments": "{"}}]}}]})
         self.judge(package, None, "unknown form")
 
     def test_ranges_and_types(self):
-        package, _ = self.with_claude(claude(score=7))
-        self.judge(package, None, "outside", score_range=[0, 5])
-        package, _ = self.with_claude(claude(score=3.5))
-        self.judge(package, None, "feedback_type is int", feedback_type="int")
-        package, _ = self.with_claude(claude(score=3))
-        self.judge(package, None, "cannot be rewarded", feedback_type="str")
+        rows = ((claude(score=7), {"score_range": [0, 5]}, "outside"), (claude(passed=1), {"feedback_type": "bool"}, "no verdict"),
+                (claude(score=3.5), {"feedback_type": "int"}, "feedback_type is int"),
+                (claude(score=3), {"feedback_type": "str"}, "cannot be rewarded"),
+                (claude(score=3.0), {"feedback_type": "int"}, None), (claude(score=3.5), {}, None))
+        _, entries = self.each(*[(reply, keys) for reply, keys, _ in rows])
+        for (reply, keys, words), entry in zip(rows, entries):
+            with self.subTest(reply, **keys):
+                self.assertIn(words, entry["error"]) if words else self.assertIsNone(entry["error"])
+        self.assertEqual((entries[-2]["value"], type(entries[-2]["value"]), entries[-1]["value"]), (3, int, 3.5))
 
     def test_retries(self):
         busy = (429, {"retry-after": "0"}, {"error": "busy"})
@@ -1009,12 +1046,74 @@ class Llm(unittest.TestCase):
         self.judge(package, False, feedback_type="bool")
         self.assertNotIn("tools", server.requests[1][2])
 
-    def test_a_silent_provider_is_an_error(self):
-        package, server = self.with_claude(claude(score=5))
-        package.env["ANTHROPIC_BASE_URL"] = "http://127.0.0.1:9"
-        package.run({"name": "j", "prompt": "p", "model": "m"}, check("return True"), llm_timeout=1)
-        self.assertIn("stopped after 1 second", package.judges["j"]["error"])
-        self.assertIs(package.judges["c"]["value"], True)
+    def test_a_provider_that_does_not_answer(self):
+        silent = socket.create_server(("127.0.0.1", 0))          # accepts, and says nothing
+        self.addCleanup(silent.close)
+        for port, words in ((silent.getsockname()[1], "timed out (tried"), (9, "refused (tried")):
+            package, _ = self.with_claude(claude(score=5))
+            package.env["ANTHROPIC_BASE_URL"] = "http://127.0.0.1:%d" % port
+            package.run({"name": "j", "prompt": "p", "model": "m"}, check("return True"), llm_timeout=3)
+            self.assertIn("cannot be reached", package.judges["j"]["error"])
+            self.assertIn(words, package.judges["j"]["error"])
+            self.assertIs(package.judges["c"]["value"], True)
+
+    def test_a_provider_that_answers_for_ever_is_stopped(self):
+        listener, stop = socket.create_server(("127.0.0.1", 0)), threading.Event()
+        self.addCleanup(listener.close)
+        self.addCleanup(stop.set)
+
+        def drip():
+            with contextlib.suppress(OSError), listener.accept()[0] as peer:
+                peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while not stop.wait(0.1):
+                    peer.sendall(b" ")
+
+        threading.Thread(target=drip, daemon=True).start()
+        package, _ = self.with_claude(claude(score=5))
+        package.env["ANTHROPIC_BASE_URL"] = "http://127.0.0.1:%d" % listener.getsockname()[1]
+        package.run({"name": "j", "prompt": "p", "model": "m"}, llm_timeout=3)
+        self.assertIn("stopped after 3 seconds", package.judges["j"]["error"])
+
+    def test_a_reward_is_written_within_the_verifiers_time(self):
+        silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(silent.close)
+        package, _ = self.with_claude(claude(score=5))
+        package.env["ANTHROPIC_BASE_URL"] = "http://127.0.0.1:%d" % silent.getsockname()[1]
+        began = time.monotonic()
+        package.run(check("return True", "c"), check("import time\ntime.sleep(60)", "sleep"), check("import time\ntime.sleep(9)", "late"),
+                    *[{"name": "j%d" % n, "prompt": "p", "model": "m", "samples": 3} for n in range(9)],
+                    verifier_timeout=6)
+        self.assertLess(time.monotonic() - began, 6 + 10)        # 10: the machine may be busy
+        self.assertEqual(package.scores, {"reward": 0.0, "c": 1.0, "casepack_judge_errors": 11})
+        for name in ("sleep", "late", "j0", "j8"):
+            self.assertIn("the verifier's time was up", package.judges[name]["error"])
+
+    def test_requests_end_in_time(self):
+        silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(silent.close)
+        url, began = "http://127.0.0.1:%d" % silent.getsockname()[1], time.monotonic()
+        for until, words in ((began - 1, "no time was left"), (began + 0.5, "timed out (tried 1 times)"),
+                             (began + 2.5, "timed out (tried 1 times)")):
+            with self.assertRaises(judge.Problem) as raised:
+                judge_llm.post(url, {}, {}, until)
+            self.assertIn(words, str(raised.exception))
+        self.assertLess(time.monotonic() - began, 10)
+
+    def test_without_its_file(self):
+        package, _ = self.with_claude(claude(score=5))
+        package.put(package.work, "judge_llm.py", "raise SystemExit('from the workspace')")
+        package.put(package.work, "judge.py", "raise SystemExit('from the workspace')")
+        package.put(package.tests, "judges/judge_llm.py", "raise SystemExit('from the project')")
+        package.put(package.tests, "judges/judge.py", "raise SystemExit('from the project')")
+        package.env["PYTHONPATH"] = str(package.work)
+        judges = {"name": "j", "prompt": "p", "model": "m"}, check("return True")
+        package.run(*judges)
+        self.assertEqual(package.scores, {"reward": 1.0, "j": 5.0, "c": 1.0})
+        (package.tests / "judge_llm.py").unlink()
+        package.llm = False
+        package.run(*judges)
+        self.assertIn("need judge_llm.py beside judge.py, and it is missing", package.judges["j"]["error"])
+        self.assertEqual(package.scores, {"reward": 0.0, "c": 1.0, "casepack_judge_errors": 1})
 
     def test_samples(self):
         def votes(*values):
@@ -1033,7 +1132,8 @@ class Llm(unittest.TestCase):
         package.run(check("return True", samples=5))
         self.assertEqual(package.judges["c"]["samples"], [])
 
-    def prompted(self, judge_keys, **config):
+    def prompted(self, *rows, **config):
+        """The prompts that came of judges with these keys; None where none was sent."""
         package, server = self.with_claude(claude(score=5))
         package.put(package.work, "out/a.md", "{{ conversation }} text")
         package.put(package.work, "out/b.bin", b"\xff")
@@ -1042,46 +1142,52 @@ class Llm(unittest.TestCase):
         package.put(package.tests, "judges/docs/guide.md", "Guide {% x %}")
         package.put(package.tests, "judges/http/__init__.py", "raise ImportError('a project file in the way')")
         package.put(package.tests, "evaluation/ref.md", "gold")
-        package.run(dict({"name": "j", "model": "m"}, **judge_keys), outputs=[{"path": "out"}],
-                    annotations={"want": "yes", "ref": "ref.md"}, input={"task": "T"}, **config)
-        self.entry = package.judges["j"]
-        return server.prompt() if server.requests else None
+        names = ["j%d" % number for number in range(len(rows))]
+        package.run(*[dict({"name": name, "model": name}, **row) for name, row in zip(names, rows)],
+                    outputs=[{"path": "out"}], annotations={"want": "yes", "ref": "ref.md"}, input={"task": "T"}, **config)
+        self.errors = [package.judges[name]["error"] for name in names]
+        return [server.prompt(name) for name in names]
 
     def test_placeholders(self):
-        for text, words in (
-                ("{{ conversation }}", "I write."), ("{{reasoning}}", "[thinking]\nhmm"), ("{{ inputs }}", "**task**: T"),
+        rows = (("{{ conversation }}", "I write."), ("{{reasoning}}", "[thinking]\nhmm"), ("{{ inputs }}", "**task**: T"),
                 ("{{ outputs }}", "### out/a.md\n\n{{ conversation }} text"), ("{{ outputs }}", "<binary: b.bin>"),
                 ("{{ outputs.conversation }}", "I write."), ("{{ outputs['files']['out/a.md'] }}", "text"),
+                ("{{ outputs.events[0] }}", "'init'"), ("{{ annotations['nope'] }}|", "|"),
                 ("{{ annotations }}", "- **want**: yes"), ("{{ annotations }}", "### ref (file content)\n\ngold"),
                 ("{{ annotations.want }}|", "yes|"), ("{{ annotations.get('nope', 'fallback') }}", "fallback"),
                 ("{{ annotations.nope | default('dflt') }}", "dflt"), ("{{ arguments.k }}", "v"),
                 ("{{ arguments | tojson }}", '"k": "v"'), ("{{ tool_trace }}", "1. mcp__jira__create"),
-                ("{{ evidence }}", "Cost: 0.25"), ("{{ annotations_text }}", "want"), ("[{{ outputs.nope }}]", "[]")):
+                ("{{ evidence }}", "Cost: 0.25"), ("{{ annotations_text }}", "want"), ("[{{ outputs.nope }}]", "[]"))
+        prompts = self.prompted(*[{"prompt": text, "arguments": {"k": "v"}} for text, _ in rows])
+        for (text, words), prompt, error in zip(rows, prompts, self.errors):
             with self.subTest(text):
-                self.assertIn(words, self.prompted({"prompt": text, "arguments": {"k": "v"}}))
+                self.assertIsNone(error)
+                self.assertIn(words, prompt)
 
-    def test_prompt_files_and_context(self):
-        self.assertEqual(self.prompted({"prompt_file": "prompts/p.md"}), "From file: **task**: T")
-        self.assertIn("## Context: guide.md\n\nGuide {% x %}",
-                      self.prompted({"prompt": "p", "context": ["docs/guide.md"]}))
-        for keys in ({"prompt_file": "prompts/absent.md"}, {"prompt_file": "../config.json"}, {"prompt_file": "/etc/passwd"},
-                     {"prompt": "p", "context": ["absent.md"]}):
-            self.assertIsNone(self.prompted(keys))
-            self.assertIn("is not in the package", self.entry["error"])
-
-    def test_rubrics_show_the_conversation(self):
-        self.assertTrue(self.prompted({"llm_rubric": "Polite?"}).startswith("Polite?\n\n# Agent Response to Evaluate\n\nI"))
-        self.assertEqual(self.prompted({"llm_rubric": "Polite? {{conversation}}"}).count("I write."), 1)
+    def test_prompt_files_context_and_rubrics(self):
+        wrong = ({"prompt_file": "prompts/absent.md"}, {"prompt_file": "../config.json"}, {"prompt_file": "/etc/passwd"},
+                 {"prompt": "p", "context": ["absent.md"]})
+        file, context, rubric, placed, *refused = self.prompted(
+            {"prompt_file": "prompts/p.md"}, {"prompt": "p", "context": ["docs/guide.md"]},
+            {"llm_rubric": "Polite?"}, {"llm_rubric": "Polite? {{conversation}}"}, *wrong)
+        self.assertEqual(file, "From file: **task**: T")
+        self.assertIn("## Context: guide.md\n\nGuide {% x %}", context)
+        self.assertTrue(rubric.startswith("Polite?\n\n# Agent Response to Evaluate\n\nI"))
+        self.assertEqual(placed.count("I write."), 1)
+        self.assertEqual(refused, [None] * 4)
+        for error in self.errors[4:]:
+            self.assertIn("is not in the package", error)
 
     def test_unknown_placeholders_and_jinja(self):
-        self.assertIsNone(self.prompted({"prompt": "{{ converstion }}"}))
-        self.assertIn("converstion", self.entry["error"])
-        prompt = self.prompted({"prompt": "{% if annotations.want %}on {{ outputs.files | length }}{% endif %}"})
-        if prompt is None:
-            self.assertIn("jinja2", self.entry["error"])
-            self.assertIn("registry/img:1", self.entry["error"])
+        unknown, jinja = self.prompted({"prompt": "{{ converstion }}"}, {
+            "prompt": "{% if annotations.want %}on {{ outputs.files | length }}{% endif %}"})
+        self.assertIsNone(unknown)
+        self.assertIn("converstion", self.errors[0])
+        if jinja is None:
+            self.assertIn("jinja2", self.errors[1])
+            self.assertIn("registry/img:1", self.errors[1])
         else:
-            self.assertEqual(prompt, "on 2")
+            self.assertEqual(jinja, "on 2")
 
     def test_model_builtins(self):
         for name in ("safety/no_harmful_content", "output_completeness"):

@@ -39,6 +39,8 @@ pub(super) struct Judging {
     traces: Traces,
     model: Option<String>,
     deterministic: bool,
+    /// Seconds that Harbor gives the verifier: judges end earlier, so that a reward is written.
+    timeout_sec: f64,
 }
 
 /// Which judges of a case are asked.
@@ -81,6 +83,7 @@ impl Judging {
                 .clone()
                 .or_else(|| verification.judge_model.clone()),
             deterministic: options.no_llm_judges,
+            timeout_sec: options.verifier_timeout_sec,
         }
     }
 
@@ -190,6 +193,7 @@ impl Judging {
             ("step", json!(part.step).to_string()),
             ("thresholds", self.thresholds_json().to_string()),
             ("traces", self.traces_json().to_string()),
+            ("verifier_timeout", number(self.timeout_sec).to_string()),
             ("workdir", json!(workdir).to_string()),
         ];
         let fields: Vec<String> = fields
