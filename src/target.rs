@@ -48,6 +48,7 @@ pub fn templates() -> Digest {
         include_str!("../templates/test.sh"),
         include_str!("../templates/test-harness.sh"),
         include_str!("../templates/judge.py"),
+        include_str!("../templates/judge_llm.py"),
         include_str!("../templates/intercept.py"),
     ] {
         hasher.update(&(text.len() as u64).to_le_bytes());

@@ -122,7 +122,7 @@ fn show(package: &Package) -> String {
     let mut texts = String::new();
     for (path, Entry { mode, content }) in package.tree.iter() {
         let name = path.name();
-        if matches!(name, "judge.py" | "test.sh") {
+        if matches!(name, "judge.py" | "judge_llm.py" | "test.sh") {
             writeln!(shown, "{} {path} (template)", mode.letter()).unwrap();
             continue;
         }
