@@ -111,6 +111,8 @@ def load_config(tests):
         raise ValueError("config.json has the schema %r, not casepack.verifier.v1" % config.get("schema"))
     config["input"] = input_text(untag(config.get("input")))
     config["annotations"] = table(untag(config.get("annotations")))
+    if len({judge["name"] for judge in config["judges"]}) < len(config["judges"]):
+        raise ValueError("two judges have one name")
     for judge in config["judges"]:
         judge["arguments"] = untag(judge.get("arguments") or {})
     limit(4300)
@@ -291,16 +293,15 @@ class Tree:
         except OSError:
             return None
 
-    def walk(self, path=""):
+    def walk(self, *parts):
         """(relative path, stat) of each regular file, sorted."""
-        parts = split(path)
         try:
             with self.directory(parts[:-1]) as fd:
                 yield from self.below(fd, parts[:-1], parts[-1:])
         except FileNotFoundError:
             pass
         except OSError as error:
-            self.note("%s leads through a link or what is no directory: %s" % (path, error.strerror))
+            self.note("%s leads through a link or what is no directory: %s" % ("/".join(parts), error.strerror))
 
     def below(self, fd, parts, names=()):
         if not names:
@@ -310,7 +311,7 @@ class Tree:
             if not self.entries:
                 self.note("%s has %d entries or more: the rest was not looked at" % (self.path, ENTRIES_MAX))
         for name in names:
-            path = "/".join(parts + [name])
+            path = "/".join((*parts, name))
             try:
                 info = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode):
@@ -322,7 +323,7 @@ class Tree:
                 else:
                     inner = os.open(name, DIR_FLAGS, dir_fd=fd)
                     try:
-                        yield from self.below(inner, parts + [name])
+                        yield from self.below(inner, (*parts, name))
                     finally:
                         os.close(inner)
             except FileNotFoundError:
@@ -577,7 +578,7 @@ def add_outputs(record, shelf, paths):
             shelf.tree.note("the output path %s is not below the workspace: skipped" % path)
             continue
         path, key, first = "/".join(parts), parts[-1], True
-        for found, info in shelf.tree.walk(path):
+        for found, info in shelf.tree.walk(*parts):
             if found not in files:
                 text = shelf.take(found, info, copy=True)
                 if text is None:

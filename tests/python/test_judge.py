@@ -856,7 +856,8 @@ class Shell(unittest.TestCase):
         self.assertIn(b"reward: 1", done.stdout)
 
     def test_an_unusable_config_gives_no_reward(self):
-        for text in ("", "[]", '{"schema": "other"}', "{"):
+        twins = {"schema": "casepack.verifier.v1", "judges": [check("return True"), check("return True")]}
+        for text in ("", "[]", '{"schema": "other"}', "{", json.dumps(twins)):
             package = Package(self)
             package.run()
             package.put(package.tests, "config.json", text)
