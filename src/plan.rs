@@ -34,6 +34,8 @@ use crate::yaml::Yaml;
 #[derive(Debug, Clone, Default)]
 pub struct Select {
     globs: Option<GlobSet>,
+    /// `(i, n)`: part `i` of `n`, counted from 1.
+    shard: Option<(u64, u64)>,
 }
 
 impl Select {
@@ -52,14 +54,41 @@ impl Select {
         let set = set
             .build()
             .map_err(|error| (globs.join(" "), error.to_string()))?;
-        Ok(Self { globs: Some(set) })
+        Ok(Self {
+            globs: Some(set),
+            shard: None,
+        })
+    }
+
+    /// Only part `index` (from 1) of `count`: a stable share by the digest of the case id, so that
+    /// a case stays in its part when others come and go.
+    #[must_use]
+    pub fn shard(mut self, index: u64, count: u64) -> Self {
+        self.shard = Some((index, count.max(1)));
+        self
+    }
+
+    /// Whether it is every case.
+    pub fn is_all(&self) -> bool {
+        self.globs.is_none() && self.shard.is_none()
     }
 
     /// Whether `case` is one of them.
     pub fn has(&self, case: &CaseId) -> bool {
-        self.globs
-            .as_ref()
-            .is_none_or(|globs| globs.is_match(case.as_str()))
+        let in_shard = self.shard.is_none_or(|(index, count)| {
+            let digest = Digest::of(case.as_str().as_bytes());
+            let head = digest
+                .as_bytes()
+                .iter()
+                .take(8)
+                .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+            head % count == index - 1
+        });
+        in_shard
+            && self
+                .globs
+                .as_ref()
+                .is_none_or(|globs| globs.is_match(case.as_str()))
     }
 }
 
@@ -103,6 +132,8 @@ pub struct Summary {
     pub bytes: u64,
     /// Whether it was stopped from outside; a rerun does the rest.
     pub interrupted: bool,
+    /// The dataset's identity, when every case of it is built (bundle-format, "Digests").
+    pub dataset_digest: Option<Digest>,
     /// The Harbor packages that are in place: case and directory.
     pub packages: Vec<(CaseId, PathBuf)>,
 }
@@ -351,6 +382,11 @@ pub fn build(
         if reads {
             output.set_state(state_hex.as_deref().filter(|_| clean), &made);
         }
+        if summary.failed.is_empty() && !summary.interrupted && request.select.is_all() {
+            summary.dataset_digest = summary
+                .dataset_digest
+                .or_else(|| output.dataset_digest(dataset));
+        }
         output.finish()?;
     }
     drop(lock);
@@ -523,6 +559,7 @@ impl Build<'_> {
             done.failed = true;
             return;
         };
+        let ids = (views.workspace.id(), views.evaluation.id());
         let mut coverage = Coverage::new(self.dataset);
         coverage.observe(&case);
         done.coverage = Some(coverage);
@@ -622,7 +659,7 @@ impl Build<'_> {
                     let settled = look.filter(|look| look.settled(self.now_ns));
                     let vouched = settled.filter(|_| done.diags.is_empty());
                     let inputs = vouched.map(|look| look.fingerprint.hex());
-                    output.vouch(&place, inputs.as_deref());
+                    output.vouch(&place, inputs.as_deref(), ids);
                     done.placed.push(placed);
                 }
                 Err(error) => {

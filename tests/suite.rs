@@ -5,5 +5,6 @@
 mod architecture;
 mod cli;
 mod invariants;
+mod judges;
 mod support;
 mod vectors;

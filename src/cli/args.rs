@@ -156,6 +156,9 @@ pub(crate) struct Reading {
         value_delimiter = '\n'
     )]
     pub(crate) case: Vec<String>,
+    /// Only part I of N of the cases (1/4 … 4/4), a stable share by the digest of their ids
+    #[arg(long, value_name = "I/N", env = "CASEPACK_SHARD", value_parser = shard)]
+    pub(crate) shard: Option<(u64, u64)>,
     /// How many cases to work on at a time; as many as there are processors without it
     #[arg(short, long, value_name = "N", env = "CASEPACK_JOBS")]
     pub(crate) jobs: Option<NonZeroUsize>,
@@ -431,6 +434,17 @@ fn reward(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(value),
         _ => Err("it must be a number".to_owned()),
+    }
+}
+
+/// `I/N` with 1 ≤ I ≤ N.
+fn shard(text: &str) -> Result<(u64, u64), String> {
+    let parts = text
+        .split_once('/')
+        .and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
+    match parts {
+        Some((index, count)) if 1 <= index && index <= count => Ok((index, count)),
+        _ => Err("write part and number of parts, as 1/4".to_owned()),
     }
 }
 

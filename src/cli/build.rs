@@ -35,6 +35,10 @@ pub(super) fn run(args: &Build, context: &Context) -> Outcome {
         .field("built", ids(&summary.built))
         .field("unchanged", ids(&summary.unchanged))
         .field("failed", ids(&summary.failed))
+        .field(
+            "dataset_digest",
+            summary.dataset_digest.map(|digest| digest.to_string()),
+        )
         .field("removed", summary.removed)
         .field("files", summary.files)
         .field("bytes", summary.bytes);

@@ -43,6 +43,10 @@ pub(super) fn load(
             "Use *, ?, [abc] and {a,b}; put [*] for a star that is meant.",
         )
     })?;
+    let select = match input.reading.shard {
+        Some((index, count)) => select.shard(index, count),
+        None => select,
+    };
     let request = context.machine.load_request(input);
     let Some(dataset) = dataset::load(&request, diags) else {
         return Ok(None);

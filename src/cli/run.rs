@@ -53,12 +53,13 @@ pub(super) fn run(args: &Run, context: &Context) -> Outcome {
         );
         return Outcome::of(diags).failed(Exit::Findings, failure);
     }
+    let digest = built.dataset_digest;
     let packages: Vec<_> = built
         .packages
         .into_iter()
         .map(|(id, dir)| PackageRef { id, dir })
         .collect();
-    match execute(args, &loaded, &packages, context, &mut diags) {
+    match execute(args, &loaded, digest, &packages, context, &mut diags) {
         Ok(results) => finish(&results, context, diags),
         Err(Error::Refused) => Outcome::of(diags).at_least(Exit::Findings),
         Err(error) => {
@@ -82,6 +83,7 @@ pub(super) fn run(args: &Run, context: &Context) -> Outcome {
 fn execute(
     args: &Run,
     loaded: &Loaded,
+    digest: Option<crate::digest::Digest>,
     packages: &[PackageRef],
     context: &Context,
     diags: &mut Diagnostics,
@@ -93,7 +95,7 @@ fn execute(
     let request = Request {
         dataset: Some(dataset),
         dataset_name: &dataset.name,
-        dataset_digest: None,
+        dataset_digest: digest,
         packages,
         runs_dir: &machine.absolute(&running.runs_dir),
         run_id: "",

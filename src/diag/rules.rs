@@ -207,9 +207,9 @@ rules! {
         "Put the file into a directory, or build without --image."
         "workspace: {files: [Dockerfile]}"
     HooksNotPortable "hooks-not-portable" Warning true
-        "Hooks do not run in packages."
+        "Hooks do not run, neither in packages nor in local runs on them."
         "Harbor has no place for them; what they stage or check is missing there."
-        "Make what they stage part of the case (workspace.files), or run with `casepack run`."
+        "Make what they stage part of the case: list it in workspace.files."
         "hooks: {before_each: [{command: ./stage.sh}]}"
     ImageWithoutDigest "image-without-digest" Error false
         "The strict profile wants an image that is pinned by its digest."

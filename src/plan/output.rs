@@ -17,7 +17,7 @@ use super::Error;
 use super::fingerprint::{self, GRANULARITY, look};
 use crate::dataset::Dataset;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
-use crate::digest::Digest;
+use crate::digest::{Digest, Hasher, TreeId};
 use crate::fs::{FsError, ReadError, Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::tree::{MaterialiseError, Tree, Written, materialise};
@@ -59,6 +59,9 @@ struct Known {
     /// Harbor: the package's name and digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<(String, String)>,
+    /// The digests of the case's workspace and evaluation views.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    views: Option<(String, String)>,
     /// What the case directory looked like, when that vouches for what was read of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     inputs: Option<String>,
@@ -324,12 +327,13 @@ impl Output {
 
     /// Notes what vouches for the output at `place` next time: what its case looked like (`None`:
     /// it has to be read again), and what the output looks like now.
-    pub(super) fn vouch(&self, place: &TreePath, inputs: Option<&str>) {
+    pub(super) fn vouch(&self, place: &TreePath, inputs: Option<&str>, views: (TreeId, TreeId)) {
         let seen = self.look(place);
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = record.outputs.get_mut(place.as_str()) {
             known.inputs = inputs.map(str::to_owned);
             known.seen = seen;
+            known.views = Some((views.0.0.hex(), views.1.0.hex()));
         }
     }
 
@@ -402,6 +406,7 @@ impl Output {
                 case: case.as_str().to_owned(),
                 tree: String::new(),
                 task: None,
+                views: None,
                 inputs: None,
                 seen: None,
             });
@@ -444,6 +449,26 @@ impl Output {
             .collect();
         tasks.sort();
         tasks
+    }
+
+    /// The dataset digest, when the outputs of all cases are known: SHA-256 over, for every case
+    /// sorted by id, `id NUL workspace-hex NUL evaluation-hex LF` (bundle-format, "Digests").
+    pub(super) fn dataset_digest(&mut self, dataset: &Dataset) -> Option<Digest> {
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let by_case: BTreeMap<&str, &(String, String)> = record
+            .outputs
+            .values()
+            .filter_map(|known| Some((known.case.as_str(), known.views.as_ref()?)))
+            .collect();
+        let mut hasher = Hasher::new();
+        for id in &dataset.cases {
+            let (workspace, evaluation) = by_case.get(id.as_str())?;
+            hasher.update(format!("{id}\0{workspace}\0{evaluation}\n").as_bytes());
+        }
+        Some(hasher.finish())
     }
 
     /// Writes a file beside the outputs.

@@ -54,9 +54,7 @@ fn hooks(dataset: &Dataset, diags: &mut Diagnostics) {
                 phases.join(", ")
             ),
         )
-        .help(
-            "Make what they stage part of the case (workspace.files), or run with `casepack run`.",
-        )
+        .help("Make what they stage part of the case: list it in workspace.files.")
         .field("hooks"),
     );
 }
