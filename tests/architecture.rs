@@ -135,7 +135,7 @@ fn sources() -> Vec<Code> {
         }
     };
     let is_code = |file: &PathBuf| {
-        !file.ends_with("tests.rs") && !file.iter().rev().nth(1).is_some_and(|dir| dir == "tests")
+        !file.ends_with("tests.rs") && file.iter().rev().nth(1).is_none_or(|dir| dir != "tests")
     };
     rust_files(&src)
         .into_iter()

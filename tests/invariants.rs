@@ -275,7 +275,7 @@ fn incremental() {
         }
     }
     build(&project, &targets);
-    let mut buffer = [std::mem::MaybeUninit::uninit(); 64 * 1024];
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 8 * 1024];
     let mut events = inotify::Reader::new(&watch, &mut buffer);
     let mut opened = Vec::new();
     while let Ok(event) = events.next() {

@@ -2,6 +2,12 @@
 //!
 //! A new part is one file in `tests/` and one `mod` line here (a test below sees a forgotten one).
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "in a test a panic is the message, and what is skipped is told"
+)]
+
 mod architecture;
 mod cli;
 mod invariants;
