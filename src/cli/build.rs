@@ -2,11 +2,10 @@
 
 use super::Context;
 use super::args::{Build, Destination, TargetName};
-use super::check::ids;
 use super::checks;
 use super::exit::Exit;
 use super::input::{self, Loaded};
-use super::outcome::{Failure, Outcome};
+use super::outcome::{Failure, Outcome, ids, interrupted};
 use super::ui::{Progress, count, size};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
@@ -97,15 +96,6 @@ pub(super) fn build(
             "Check that you may write there and that there is space; what is finished stays.";
         Stopped::Failed(Failure::from_error(&error, help))
     })
-}
-
-/// Adds that the command was interrupted.
-pub(super) fn interrupted(outcome: Outcome, state: &str) -> Outcome {
-    let failure = Failure::new(
-        format!("Interrupted. {state}"),
-        "The same command does the rest.",
-    );
-    outcome.failed(Exit::Interrupted, failure)
 }
 
 fn targets(given: &[TargetName], loaded: &Loaded, diags: &mut Diagnostics) -> Vec<Target> {

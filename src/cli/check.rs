@@ -2,10 +2,9 @@
 
 use super::Context;
 use super::args::Check;
-use super::build::interrupted;
 use super::checks;
 use super::input::{self, Loaded};
-use super::outcome::Outcome;
+use super::outcome::{Outcome, ids, interrupted};
 use super::ui::{Progress, count};
 use crate::diag::Diagnostics;
 use crate::{escape, plan};
@@ -54,9 +53,4 @@ pub(super) fn run(args: &Check, context: &Context) -> Outcome {
         return interrupted(outcome, "Not every case was checked.");
     }
     outcome
-}
-
-/// Case ids, for documents.
-pub(super) fn ids(cases: &[crate::path::CaseId]) -> Vec<String> {
-    cases.iter().map(ToString::to_string).collect()
 }

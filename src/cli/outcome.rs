@@ -105,3 +105,17 @@ impl Failure {
         failure
     }
 }
+
+/// Adds that the command was interrupted.
+pub(super) fn interrupted(outcome: Outcome, state: &str) -> Outcome {
+    let failure = Failure::new(
+        format!("Interrupted. {state}"),
+        "The same command does the rest.",
+    );
+    outcome.failed(Exit::Interrupted, failure)
+}
+
+/// Case ids, for documents.
+pub(super) fn ids(cases: &[crate::path::CaseId]) -> Vec<String> {
+    cases.iter().map(ToString::to_string).collect()
+}

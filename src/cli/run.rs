@@ -4,10 +4,10 @@ use serde_json::Value;
 
 use super::Context;
 use super::args::Run;
-use super::build::{self, interrupted};
+use super::build;
 use super::exit::Exit;
 use super::input::{self, Loaded};
-use super::outcome::{Failure, Outcome};
+use super::outcome::{Failure, Outcome, interrupted};
 use super::ui::{Cell, Ink, Progress, Table};
 use crate::dataset::RunnerCommand;
 use crate::diag::Diagnostics;

@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 use super::agent::Project;
 use super::package::{Package, SETUP, Step, Strategy, Unusable};
 use super::process::{self, Capture, Cut, Ended, Job};
-use super::results::{CaseResult, ErrorKind, Outputs, Status, StepResult, to_text};
+use super::results::{AgentRun, CaseResult, ErrorKind, Outputs, Status, StepResult, to_text};
 use super::sandbox::{self, Mount, Sandbox};
-use super::worker::leave_traces;
 use super::{Agent, PackageRef, Request, collect, env, overlay, verdict};
 use crate::dataset;
 use crate::diag::Diagnostics;
@@ -646,4 +645,23 @@ fn mean(steps: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
             (key.clone(), sum / count)
         })
         .collect()
+}
+
+/// What the agent printed and how it ended, where `judge.py` and others look for it.
+fn leave_traces(dir: &Path, run: Option<&AgentRun>) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::io("Writing the agent's logs", &error);
+    let logs = dir.join("logs/agent");
+    let Some(run) = run else { return Ok(()) };
+    for name in ["stdout.txt", "stderr.txt"] {
+        let to = logs.join(name);
+        // Whatever the agent put there: a link is removed, not followed.
+        remove_tree(&to).map_err(|error| failed(error.source))?;
+        let from = dir.join(name);
+        std::fs::hard_link(&from, &to)
+            .or_else(|_| std::fs::copy(&from, &to).map(drop))
+            .map_err(failed)?;
+    }
+    let told = logs.join("run_result.json");
+    remove_tree(&told).map_err(|error| failed(error.source))?;
+    write_atomic(&told, &to_text(run), 0o644).map_err(|error| failed(error.source))
 }

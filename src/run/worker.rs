@@ -3,7 +3,6 @@
 //! Owns oracle, nop and the dataset's `cli` agent. Refuses to know verifiers.
 
 use std::ffi::OsString;
-use std::io;
 use std::path::Path;
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use super::agent::{self, Call, Values};
 use super::case::{Failure, Party, Work, capture, first_line, how, stage};
 use super::package::{SOLVE, Step};
 use super::process::Cut;
-use super::results::{AgentRun, ErrorKind, StepResult, to_text};
+use super::results::{AgentRun, ErrorKind, StepResult};
 use super::sandbox::{Mount, OWN};
 use super::{Agent, cli_command};
 use crate::dataset::unknown_placeholder;
@@ -216,25 +215,6 @@ impl Work<'_> {
         shown.extend(call.mounts.iter().map(|mount| mount.host.clone()));
         Ok(call)
     }
-}
-
-/// What the agent printed and how it ended, where `judge.py` and others look for it.
-pub(super) fn leave_traces(dir: &Path, run: Option<&AgentRun>) -> Result<(), Failure> {
-    let failed = |error: io::Error| Failure::io("Writing the agent's logs", &error);
-    let logs = dir.join("logs/agent");
-    let Some(run) = run else { return Ok(()) };
-    for name in ["stdout.txt", "stderr.txt"] {
-        let to = logs.join(name);
-        // Whatever the agent put there: a link is removed, not followed.
-        remove_tree(&to).map_err(|error| failed(error.source))?;
-        let from = dir.join(name);
-        std::fs::hard_link(&from, &to)
-            .or_else(|_| std::fs::copy(&from, &to).map(drop))
-            .map_err(failed)?;
-    }
-    let told = logs.join("run_result.json");
-    remove_tree(&told).map_err(|error| failed(error.source))?;
-    write_atomic(&told, &to_text(run), 0o644).map_err(|error| failed(error.source))
 }
 
 /// `{args}`: of `/skill words` the words; of anything else all of it.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::reward::{self, Known};
+use super::reward::{self, Known, listing, score_range};
 use super::text;
 use crate::dataset::files::{self, Bad};
 use crate::dataset::{Judge, Output, Traces, Verification};
@@ -413,45 +413,6 @@ fn scale(
     }
 }
 
-/// `[min, max]`
-pub(super) fn score_range(value: &Value<'_>, diags: &mut Diagnostics) -> Option<(f64, f64)> {
-    let help = "Write the lowest and the highest score, for example [1, 5].";
-    let wrong = |why: &str| {
-        value
-            .finding(Rule::BadValue, format!("`{}` {why}.", value.path()))
-            .help(help)
-    };
-    let items = match value.yaml() {
-        Yaml::Seq(items) if items.len() == 2 => value.items(diags)?,
-        _ => {
-            diags.push(wrong("must be a list of two numbers"));
-            return None;
-        }
-    };
-    let bounds: Vec<f64> = items
-        .iter()
-        .filter_map(|item| match item.yaml() {
-            Yaml::Int(number) => number.to_string().parse().ok(),
-            Yaml::Float(number) => Some(*number),
-            _ => None,
-        })
-        .collect();
-    let &[low, high] = bounds.as_slice() else {
-        let message = format!("`{}` must be a list of two numbers.", value.path());
-        diags.push(value.finding(Rule::WrongType, message).help(help));
-        return None;
-    };
-    if !low.is_finite() || !high.is_finite() {
-        diags.push(wrong("must be finite"));
-        return None;
-    }
-    if low >= high {
-        diags.push(wrong("must have the lower number first"));
-        return None;
-    }
-    Some((low, high))
-}
-
 fn step(
     value: &Value<'_>,
     steps: Option<&[&str]>,
@@ -606,11 +567,4 @@ fn traces(top: &mut Fields<'_>, diags: &mut Diagnostics) -> Traces {
         fields.finish(diags);
     }
     traces
-}
-
-pub(super) fn listing<'n>(names: impl Iterator<Item = &'n str>) -> String {
-    names
-        .map(|name| format!("`{name}`"))
-        .collect::<Vec<_>>()
-        .join(", ")
 }

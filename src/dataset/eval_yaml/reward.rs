@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::judging::{listing, score_range};
 use super::text;
 use crate::dataset::{Judge, Reward, Threshold, formula};
 use crate::diag::{Diagnostics, Rule, Severity};
@@ -332,4 +331,50 @@ fn shadowed_range(value: &Value<'_>, reward: &Reward, judges: &[Judge], diags: &
                 .help("Declare score_range at each judge and remove it here."),
         );
     }
+}
+
+/// `[min, max]`
+pub(super) fn score_range(value: &Value<'_>, diags: &mut Diagnostics) -> Option<(f64, f64)> {
+    let help = "Write the lowest and the highest score, for example [1, 5].";
+    let wrong = |why: &str| {
+        value
+            .finding(Rule::BadValue, format!("`{}` {why}.", value.path()))
+            .help(help)
+    };
+    let items = match value.yaml() {
+        Yaml::Seq(items) if items.len() == 2 => value.items(diags)?,
+        _ => {
+            diags.push(wrong("must be a list of two numbers"));
+            return None;
+        }
+    };
+    let bounds: Vec<f64> = items
+        .iter()
+        .filter_map(|item| match item.yaml() {
+            Yaml::Int(number) => number.to_string().parse().ok(),
+            Yaml::Float(number) => Some(*number),
+            _ => None,
+        })
+        .collect();
+    let &[low, high] = bounds.as_slice() else {
+        let message = format!("`{}` must be a list of two numbers.", value.path());
+        diags.push(value.finding(Rule::WrongType, message).help(help));
+        return None;
+    };
+    if !low.is_finite() || !high.is_finite() {
+        diags.push(wrong("must be finite"));
+        return None;
+    }
+    if low >= high {
+        diags.push(wrong("must have the lower number first"));
+        return None;
+    }
+    Some((low, high))
+}
+
+pub(super) fn listing<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    names
+        .map(|name| format!("`{name}`"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
