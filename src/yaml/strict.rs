@@ -146,10 +146,7 @@ impl<'s> Surface<'s> {
             let at = self.cursor;
             let line_start = at == self.start || matches!(self.at(at - 1), b'\n' | b'\r');
             match self.at(at) {
-                b'#' => {
-                    self.cursor = self.line_end(at);
-                    self.no_separator(at..self.cursor)?;
-                }
+                b'#' => self.skip_comment()?,
                 b'\t' => return Err(tab(at)),
                 b'?' => {
                     gap.question = true;
@@ -177,6 +174,13 @@ impl<'s> Surface<'s> {
             }
         }
         Ok(gap)
+    }
+
+    /// Skips the comment at the cursor.
+    fn skip_comment(&mut self) -> Result<(), Fault> {
+        let start = self.cursor;
+        self.cursor = self.line_end(start);
+        self.no_separator(start..self.cursor)
     }
 
     fn line_end(&self, from: usize) -> usize {
@@ -295,7 +299,7 @@ impl<'s> Surface<'s> {
         loop {
             match self.at(self.cursor) {
                 b' ' | b'\n' | b'\r' => self.cursor += 1,
-                b'#' => self.cursor = self.line_end(self.cursor),
+                b'#' => self.skip_comment()?,
                 b'\t' => return Err(tab(self.cursor)),
                 _ => return Ok(()),
             }
@@ -425,7 +429,7 @@ impl<'s> Surface<'s> {
     ) -> Result<(&'v str, Range<usize>), Fault> {
         while !matches!(self.at(self.cursor), b'|' | b'>') && self.cursor < end {
             if self.at(self.cursor) == b'#' {
-                self.cursor = self.line_end(self.cursor);
+                self.skip_comment()?;
             } else {
                 self.gap(self.cursor + 1)?;
             }
