@@ -120,20 +120,26 @@ pub struct Document {
 impl Document {
     /// Warns of the keys that are given twice: Python programs take the last one in silence.
     pub fn report_duplicate_keys(&self, diags: &mut Diagnostics) {
+        let written =
+            |range: &Range<usize>| self.source.text.get(range.clone()).unwrap_or_default();
         for (first, second) in &self.duplicate_keys {
-            let key = self.source.text.get(second.clone()).unwrap_or_default();
+            let message = match (written(first), written(second)) {
+                (one, other) if one == other => {
+                    format!("The key `{one}` is given twice, and only the last one counts.")
+                }
+                (one, other) => format!(
+                    "The keys `{one}` and `{other}` are equal in YAML, and only the last one counts."
+                ),
+            };
             let first = Place {
                 source: Arc::clone(&self.source),
                 range: first.clone(),
             };
             diags.push(
-                Diagnostic::new(
-                    Rule::DuplicateKey,
-                    format!("The key `{key}` is given twice, and only the last one counts."),
-                )
-                .help("Remove one of the two.")
-                .at(&self.source, second.clone())
-                .related(Some(&first), "the first one"),
+                Diagnostic::new(Rule::DuplicateKey, message)
+                    .help("Remove one of the two.")
+                    .at(&self.source, second.clone())
+                    .related(Some(&first), "the first one"),
             );
         }
     }

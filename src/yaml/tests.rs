@@ -284,7 +284,14 @@ fn keys_are_those_of_a_python_dict() {
     assert_eq!(told, [("c", "'c'"), ("é", "\"é\"")]);
     let mut diags = Diagnostics::default();
     document.report_duplicate_keys(&mut diags);
-    assert_eq!(diags.count(crate::diag::Severity::Warning), 2);
+    let messages: Vec<&str> = diags.iter().map(|found| found.message.as_str()).collect();
+    assert_eq!(
+        messages,
+        [
+            "The keys `c` and `'c'` are equal in YAML, and only the last one counts.",
+            "The keys `é` and `\"é\"` are equal in YAML, and only the last one counts.",
+        ]
+    );
 }
 
 #[test]
