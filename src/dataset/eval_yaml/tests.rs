@@ -7,29 +7,7 @@ use crate::diag::{Levels, Severity};
 #[test]
 fn twelve_mistakes_are_twelve_findings() {
     let project = Project::new().eval(
-        r#"name: twelve
-descripton: a mistake that a top-level key far from a block would not be
-dataset:
-  path: cases
-  schema: Each case has a 'prompt'.
-  workspace:
-    files:
-      - /etc/hosts
-      - ../secret
-      - {dest: a.md, sauce: b.md}
-      - 42
-execution:
-  mode: parallel
-  skill: a/b
-  timeout: soon
-runner:
-  workspace_mode: isolated
-outputs:
-  - path: .
-judges:
-  - {name: j, check: return True, score_range: [5, 1]}
-reward: {formula: "j +"}
-"#,
+        include_str!("../../../examples/mistakes/eval.yaml"),
         &["one"],
     );
     let (dataset, diags) = project.load();
