@@ -29,11 +29,10 @@ macro_rules! rules {
        $why:literal
        $fix:literal
        $example:literal)*) => {
-        #[expect(clippy::doc_markdown, reason = "summaries are sentences for people")]
         /// A kind of finding. The variants are the rules of `docs/rules.md` in camel case.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Rule {
-            $(#[doc = $summary] $variant,)*
+            $(#[doc = concat!("`", $name, "`")] $variant,)*
         }
 
         impl Rule {
