@@ -11,6 +11,11 @@ use crate::path::CaseId;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
+    /// Another build has the output directory; this one goes on when that has ended.
+    Waiting {
+        /// Its process, when it says so.
+        pid: Option<u32>,
+    },
     /// A stage starts that will tell `total` cases, one by one.
     StageStarted {
         /// Which one.

@@ -255,7 +255,7 @@ pub fn build(
         .filter(|id| request.select.has(id))
         .collect();
     let out = output::create(request.out)?;
-    let lock = output::lock(&out)?;
+    let lock = output::lock(&out, observer)?;
     let mut harbor = None;
     if request.targets.contains(&Target::Harbor) {
         let Some(prepared) = harbor::prepare(dataset, request.harbor, diags) else {

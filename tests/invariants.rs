@@ -522,3 +522,33 @@ fn crash_safe() {
     println!("{killed} builds were killed");
     assert!(killed > 5, "the kills came too late to mean anything");
 }
+
+#[test]
+fn builds_into_one_directory_take_turns() {
+    let project = project(3);
+    fs::create_dir_all(project.path("dist/.casepack")).unwrap();
+    let lock = fs::File::create(project.path("dist/.casepack/lock")).unwrap();
+    lock.lock().unwrap();
+    fs::write(project.path("dist/.casepack/lock"), "4711\n").unwrap();
+    let mut child = project
+        .invoke(["build"])
+        .command()
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    assert_eq!(
+        line,
+        "Waiting for another build (process 4711) in this output directory\n"
+    );
+    assert!(
+        !project.path("dist/harbor").exists(),
+        "nothing is done meanwhile"
+    );
+    drop(lock);
+    assert!(child.wait().unwrap().success());
+    assert!(project.path("dist/harbor/case-002/task.toml").exists());
+}

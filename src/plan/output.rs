@@ -4,7 +4,7 @@
 //! (so that a killed build knows its own work again), the lock, and staging directories.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use super::fingerprint::{self, GRANULARITY, look};
 use crate::dataset::Dataset;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::{Digest, Hasher, TreeId};
+use crate::event::{Event, Observer};
 use crate::fs::{FsError, ReadError, Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::tree::{MaterialiseError, Tree, Written, materialise};
@@ -142,17 +143,26 @@ fn state_file(path: &Path, options: &mut OpenOptions) -> Result<File, Error> {
         .map_err(failed("can not open", path))
 }
 
-/// Takes the lock of the output directory; waits for another build that has it. Released when the
-/// file is dropped, and by the system when the process dies.
-pub(super) fn lock(out: &Path) -> Result<File, Error> {
+/// Takes the lock of the output directory; waits for another build that has it, and tells. Released
+/// when the file is dropped, and by the system when the process dies.
+pub(super) fn lock(out: &Path, observer: &dyn Observer) -> Result<File, Error> {
     let path = out.join(STATE).join("lock");
     let mut options = OpenOptions::new();
     let mut file = state_file(
         &path,
         options.read(true).write(true).create(true).truncate(false),
     )?;
-    file.lock().map_err(failed("can not lock", &path))?;
-    // For people who wonder who holds it.
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let pid = fs::read_to_string(&path).ok();
+            let pid = pid.and_then(|text| text.trim().parse().ok());
+            observer.on(Event::Waiting { pid });
+            file.lock().map_err(failed("can not lock", &path))?;
+        }
+        Err(TryLockError::Error(error)) => return Err(failed("can not lock", &path)(error)),
+    }
+    // For those who wait.
     file.set_len(0).ok();
     writeln!(file, "{}", std::process::id()).ok();
     Ok(file)

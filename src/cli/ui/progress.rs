@@ -72,6 +72,12 @@ impl State {
                 let cases = count(total, "case", "cases");
                 return Some(format!("{} {cases}\n", verb(stage)));
             }
+            Event::Waiting { pid } => {
+                let who = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+                return Some(format!(
+                    "Waiting for another build{who} in this output directory\n"
+                ));
+            }
             Event::CaseStarted { case } => {
                 self.running
                     .insert(escape::line(case.as_str()).into_owned());
