@@ -474,7 +474,7 @@ fn own(
                         Rule::WorkspaceFileMissing,
                         format!("The listed file '{entry}' is not in the case."),
                         "Add it to each case, or remove the entry; if a before_each hook stages \
-                         it, nothing has to be done for local runs, but packages will lack it.",
+                         it, only runs of the harness itself have it, and packages lack it.",
                     ));
                 }
                 return;

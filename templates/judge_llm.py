@@ -214,26 +214,39 @@ def render(template, names, image):
 # --- Providers ---
 
 def provider(model):
-    """(is it Anthropic's API, URL, headers). An empty variable is an unset one."""
+    """(is it Anthropic's API, URL, headers, model as the API knows it). An empty variable is an unset one.
+
+    A model may name its provider, as in `openai:/NAME`.
+    """
     def env(name):
         return os.environ.get(name, "").strip()
 
+    wanted, named, bare = model.partition(":/")
+    wanted = wanted.strip().lower() if named else None
+    model = bare.lstrip("/") if named else model
+    if wanted not in (None, "anthropic", "openai"):
+        raise Problem("the judge model's provider %s:/ is not known here: it must be anthropic:/ or openai:/ (with "
+                      "OPENAI_BASE_URL for another endpoint)" % wanted)
     key, token, base = env("ANTHROPIC_API_KEY"), env("ANTHROPIC_AUTH_TOKEN"), env("ANTHROPIC_BASE_URL")
     other_key, other_base = env("OPENAI_API_KEY"), env("OPENAI_BASE_URL")
-    if (key or token or base) and ("claude" in model.lower() or not (other_key or other_base)):
+    has, other = bool(key or token or base), bool(other_key or other_base)
+    if not (has or other):
+        raise Problem("no provider is configured for the LLM judge: set ANTHROPIC_API_KEY or OPENAI_API_KEY for the "
+                      "verifier (and ANTHROPIC_BASE_URL or OPENAI_BASE_URL for another endpoint)")
+    if wanted and not (has if wanted == "anthropic" else other):
+        raise Problem("the judge model is %s:/%s, and neither %s_API_KEY nor %s_BASE_URL is set for the verifier" % (
+            wanted, model, wanted.upper(), wanted.upper()))
+    if wanted == "anthropic" or not wanted and has and ("claude" in model.lower() or not other):
         headers = {"x-api-key": key} if key else {"authorization": "Bearer " + token} if token else {}
         return (True, (base or "https://api.anthropic.com").rstrip("/") + "/v1/messages",
-                dict(headers, **{"anthropic-version": "2023-06-01"}))
-    if other_key or other_base:
-        headers = {"authorization": "Bearer " + other_key} if other_key else {}
-        return False, (other_base or "https://api.openai.com/v1").rstrip("/") + "/chat/completions", headers
-    raise Problem("no provider is configured for the LLM judge: set ANTHROPIC_API_KEY or OPENAI_API_KEY for the "
-                  "verifier (and ANTHROPIC_BASE_URL or OPENAI_BASE_URL for another endpoint)")
+                dict(headers, **{"anthropic-version": "2023-06-01"}), model)
+    headers = {"authorization": "Bearer " + other_key} if other_key else {}
+    return False, (other_base or "https://api.openai.com/v1").rstrip("/") + "/chat/completions", headers, model
 
 
 def ask(prompt, tool, key, model, until):
     """The arguments of the model's tool call, or the one JSON verdict in its text."""
-    anthropic, url, headers = provider(model)
+    anthropic, url, headers, model = provider(model)
     name, system, user = tool["name"], SYSTEM % (tool["name"], key), [{"role": "user", "content": prompt}]
     if anthropic:
         body = {"model": model, "max_tokens": 4096, "system": system, "messages": user, "tools": [tool],

@@ -87,7 +87,7 @@ pub(super) fn build(
         select: &loaded.select,
         harbor: &loaded.options,
         force: destination.force,
-        vet: &|diags| checks::compile(&loaded.dataset, diags),
+        vet: &|diags| checks::compile(&loaded.dataset, &loaded.options, diags),
         stop: &context.stop,
     };
     let progress = Progress::new(&context.look);

@@ -22,7 +22,7 @@ pub(super) fn run(args: &Check, context: &Context) -> Outcome {
         options,
         jobs,
     } = &loaded;
-    checks::compile(dataset, &mut diags);
+    checks::compile(dataset, options, &mut diags);
     let progress = Progress::new(&context.look);
     let summary = plan::check(
         dataset,

@@ -1,6 +1,7 @@
 //! Asks `python3` whether the checks of judges are Python (policy 17). They are compiled, never
 //! run: only `run` executes anything that a dataset brings.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 
@@ -9,29 +10,50 @@ use serde_json::json;
 
 use crate::dataset::{Dataset, Judge};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::target::harbor::Options;
 
-/// Compiles each text as `templates/judge.py` does, and answers with what is wrong.
+/// Compiles each text as `templates/judge.py` does, and answers with what is wrong and with the
+/// modules of others that it imports, unless it is prepared for their absence.
 const SCRIPT: &str = r#"
 import ast, json, sys
-answers = []
+wrong, imports = [], []
+
+def modules(nodes):
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module
+        elif not isinstance(node, ast.Try):
+            yield from modules(ast.iter_child_nodes(node))
+
 for number, (kind, text) in enumerate(json.load(sys.stdin)):
     try:
         if kind == "if":
             ast.parse(text.strip(), mode="eval")
         else:
             body = "\n".join(" " + line for line in text.split("\n"))
-            compile("def check(outputs, arguments):\n" + body + "\n pass\n", "<check>", "exec", dont_inherit=True)
+            code = "def check(outputs, arguments):\n" + body + "\n pass\n"
+            compile(code, "<check>", "exec", dont_inherit=True)
+            names = {name.partition(".")[0] for name in modules([ast.parse(code)])}
+            imports.append([number, sorted(names - set(sys.stdlib_module_names))])
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         line = (getattr(error, "lineno", None) or 1) - (kind == "check")
-        answers.append([number, max(line, 1), str(getattr(error, "msg", None) or error)])
-json.dump(answers, sys.stdout)
+        wrong.append([number, max(line, 1), str(getattr(error, "msg", None) or error)])
+json.dump({"wrong": wrong, "imports": imports}, sys.stdout)
 "#;
 
 #[derive(Deserialize)]
-struct Answer(usize, usize, String);
+struct Answer {
+    /// Number of the text, line, what Python says.
+    wrong: Vec<(usize, usize, String)>,
+    /// Number of the text, modules that are not Python's own.
+    imports: Vec<(usize, Vec<String>)>,
+}
 
-/// Tells which checks and conditions do not compile; without a `python3`, that nobody looked.
-pub(super) fn compile(dataset: &Dataset, diags: &mut Diagnostics) {
+/// Tells which checks and conditions do not compile, and which import what the image of the
+/// packages lacks; without a `python3`, that nobody looked.
+pub(super) fn compile(dataset: &Dataset, options: &Options, diags: &mut Diagnostics) {
     let mut texts: Vec<(&Judge, &str, &str)> = Vec::new();
     for judge in &dataset.verification.judges {
         for (kind, text) in [("check", &judge.check), ("if", &judge.condition)] {
@@ -49,8 +71,8 @@ pub(super) fn compile(dataset: &Dataset, diags: &mut Diagnostics) {
             .map(|(_, kind, text)| json!([kind, text]))
             .collect::<Vec<_>>()
     );
-    let answers = match ask(&question.to_string()) {
-        Ok(answers) => answers,
+    let answer = match ask(&question.to_string()) {
+        Ok(answer) => answer,
         Err(error) => {
             diags.push(
                 Diagnostic::new(
@@ -62,7 +84,14 @@ pub(super) fn compile(dataset: &Dataset, diags: &mut Diagnostics) {
             return;
         }
     };
-    for Answer(number, line, why) in answers {
+    if let Some(image) = options.plain_python() {
+        let imports = answer.imports.iter().filter_map(|(number, modules)| {
+            let (judge, ..) = texts.get(*number)?;
+            Some((*judge, modules))
+        });
+        missing_modules(imports, image, diags);
+    }
+    for (number, line, why) in answer.wrong {
         let Some((judge, kind, _)) = texts.get(number) else {
             continue;
         };
@@ -87,7 +116,44 @@ pub(super) fn compile(dataset: &Dataset, diags: &mut Diagnostics) {
     }
 }
 
-fn ask(question: &str) -> io::Result<Vec<Answer>> {
+/// Tells what `image`, which has Python and nothing else, lacks: one finding for each module.
+fn missing_modules<'a>(
+    imports: impl Iterator<Item = (&'a Judge, &'a Vec<String>)>,
+    image: &str,
+    diags: &mut Diagnostics,
+) {
+    let mut wanted: BTreeMap<&str, Vec<&Judge>> = BTreeMap::new();
+    for (judge, modules) in imports {
+        for module in modules {
+            wanted.entry(module).or_default().push(judge);
+        }
+    }
+    for (module, judges) in wanted {
+        let names: Vec<String> = judges
+            .iter()
+            .map(|judge| format!("'{}'", judge.name))
+            .collect();
+        diags.push(
+            Diagnostic::new(
+                Rule::CheckImport,
+                format!(
+                    "Checks import {module}, which {image} does not have: in its packages they \
+                     end in an error ({}).",
+                    names.join(", ")
+                ),
+            )
+            .help(
+                "Build with --base-image or --image and an image that has the module, or do \
+                 without it.",
+            )
+            .at_place(judges.first().and_then(|judge| judge.check_place.as_ref()))
+            .field("judges.check")
+            .entry(module),
+        );
+    }
+}
+
+fn ask(question: &str) -> io::Result<Answer> {
     let mut child = Command::new("python3")
         .args(["-I", "-c", SCRIPT])
         .stdin(Stdio::piped())

@@ -78,7 +78,7 @@ rules! {
     AgentOptionIgnored "agent-option-ignored" Note false
         "A runner option does not reach this target."
         "Packages say what to do, not which agent does it; agent options belong to the run."
-        "Give the option to the program that runs the packages, or use `casepack run`."
+        "Give the option to the program that runs the packages; `casepack run` fills it into a runner.command that names it, for example {model}, and sets runner.env."
         "runner: {effort: high}"
     AnswerKeyInWorkspace "answer-key-in-workspace" Error true
         "An entry would hand the answer key to the agent."
@@ -125,6 +125,11 @@ rules! {
         "Names are compared without regard to letter case, since disks and container names are."
         "Rename one of the case directories."
         "cases/Case-1 and cases/case-1"
+    CheckImport "check-import" Warning true
+        "A check imports a module that the image of the packages does not have."
+        "Unless --image or --base-image is given, packages run in an image with Python and nothing else, and there such a judge ends in an error."
+        "Build with --base-image or --image and an image that has the module, or do without it."
+        "check: \"import yaml; return True\""
     CheckSyntax "check-syntax" Error false
         "A check is no valid Python."
         "It would fail in every package, at the end of every run."
@@ -468,7 +473,7 @@ rules! {
     WorkspaceFileMissing "workspace-file-missing" Warning true
         "A listed file is not in the case."
         "The skill will not find it."
-        "Add the file to each case, or remove the entry; if a before_each hook stages it, nothing has to be done for local runs."
+        "Add the file to each case, or remove the entry; if a before_each hook stages it, only runs of the harness itself have it."
         "files: [strategy.md]"
     WrongType "wrong-type" Error false
         "A value has the wrong type."

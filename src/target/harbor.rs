@@ -401,7 +401,7 @@ fn step_options(step: &Step, case: &Case, diags: &mut Diagnostics) {
             } else {
                 Severity::Warning
             })
-            .help("Give them to the program that runs the packages, or use `casepack run`.")
+            .help("Give them to the program that runs the packages.")
             .case(&case.id),
         );
     }

@@ -241,3 +241,63 @@ fn nothing_is_written() {
     project.casepack(["check"]).assert_code(0);
     assert_eq!(project.tree("."), before);
 }
+
+/// Packages without an image of their own have Python and nothing else.
+#[test]
+fn modules_that_the_default_image_lacks_are_told_once_each() {
+    let project = ProjectBuilder::new()
+        .eval_yaml(
+            "name: ledger\n\
+             dataset: {path: cases, schema: ask}\n\
+             execution: {prompt: '{ask}'}\n\
+             judges:\n\
+             \x20 - name: balanced\n    check: |\n      import json, yaml\n      return True\n\
+             \x20 - name: dated\n    check: |\n      from yaml.nodes import Node\n      return True\n\
+             \x20 - name: careful\n    check: |\n      try:\n        import orjson\n      except ImportError:\n        pass\n      return True\n",
+        )
+        .case("june", |case| case.input("ask: close the month\n"))
+        .build();
+    for command in [&["check"][..], &["build", "-o", "made"]] {
+        let outcome = project
+            .casepack(command.iter().copied().chain(["--output", "json"]))
+            .assert_code(0);
+        let [found] = &outcome.findings("check-import")[..] else {
+            panic!("{outcome}");
+        };
+        assert_eq!(found["entry"], "yaml");
+        assert_eq!(found["line"], 6);
+        assert_eq!(
+            found["message"],
+            "Checks import yaml, which python:3.12-slim does not have: in its packages they end in \
+             an error ('balanced', 'dated')."
+        );
+    }
+    for image in ["--image", "--base-image"] {
+        let outcome = project
+            .casepack(["check", image, "books:7", "--output", "json"])
+            .assert_code(0);
+        assert!(outcome.findings("check-import").is_empty(), "{outcome}");
+    }
+}
+
+/// Neither packages nor `casepack run` run hooks, and no help may send anybody there.
+#[test]
+fn no_help_promises_that_run_runs_hooks_or_other_agents() {
+    let outcome = ProjectBuilder::new()
+        .eval_yaml(
+            "name: ledger\n\
+             dataset: {path: cases, schema: ask}\n\
+             execution: {prompt: '{ask}'}\n\
+             runner: {type: claude-code, effort: low}\n\
+             hooks: {before_each: [{command: ./stage}]}\n\
+             judges:\n  - {name: ok, check: 'return True'}\n",
+        )
+        .case("june", |case| case.input("ask: close the month\n"))
+        .build()
+        .casepack(["check", "--output", "json"])
+        .assert_code(0);
+    let help = |rule: &str| outcome.findings(rule)[0]["help"].to_string();
+    for rule in ["hooks-not-portable", "agent-option-ignored"] {
+        assert!(!help(rule).contains("casepack run"), "{rule}");
+    }
+}

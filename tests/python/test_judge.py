@@ -978,6 +978,25 @@ class Llm(unittest.TestCase):
                            "OPENAI_BASE_URL": chat.url, "no_proxy": "*"}
             self.judge(package, value, model=model)
 
+    def test_model_that_names_its_provider(self):
+        anthropic, chat = Provider(self, claude(score=5), claude(score=5)), Provider(self, openai(score=1))
+        keys = {"ANTHROPIC_API_KEY": "a", "ANTHROPIC_BASE_URL": anthropic.url, "OPENAI_API_KEY": "o",
+                "OPENAI_BASE_URL": chat.url, "no_proxy": "*"}
+        for model, value in (("anthropic:/plain-name", 5), ("Anthropic://plain-name", 5), ("openai:/plain-name", 1)):
+            package = Package(self)
+            package.env = keys
+            self.judge(package, value, model=model)
+        bodies = [body for _, _, body in anthropic.requests + chat.requests]
+        self.assertEqual([body["model"] for body in bodies], ["plain-name"] * 3)
+
+    def test_model_whose_provider_is_not_there(self):
+        package, server = self.with_claude(claude(score=5))
+        self.judge(package, None, "neither OPENAI_API_KEY nor OPENAI_BASE_URL is set", model="openai:/n")
+        for model in ("runner:/n", "elsewhere:/n"):
+            package.env = {"ANTHROPIC_API_KEY": "k", "ANTHROPIC_BASE_URL": server.url, "no_proxy": "*"}
+            self.judge(package, None, model.split("/")[0] + "/ is not known here", model=model)
+        self.assertEqual(server.requests, [])
+
     def test_without_provider_or_model(self):
         package = self.judge(Package(self), None, "ANTHROPIC_API_KEY")
         self.assertEqual(package.scores, {"reward": 0.0, "casepack_judge_errors": 1})

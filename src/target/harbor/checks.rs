@@ -107,7 +107,11 @@ fn judges(options: &Options, judging: &Judging, diags: &mut Diagnostics) {
                     Rule::BundledVerifierLimits,
                     format!("The judge '{}' ends in an error in packages: {why}.", judge.name),
                 )
-                .help("Use --verifier harness with an image that has the harness, or drop the judge from packages with --no-llm-judges.")
+                .help(if why.starts_with("a runner:/") {
+                    "Name a model of a provider with --judge-model or `model`, use --verifier harness with an image that has the harness, or drop the judge from packages with --no-llm-judges."
+                } else {
+                    "Use --verifier harness with an image that has the harness, or drop the judge from packages with --no-llm-judges."
+                })
                 .at_place(judge.place.as_ref())
                 .entry(&judge.name),
             );
@@ -143,8 +147,18 @@ fn ignored(dataset: &Dataset, diags: &mut Diagnostics) {
                     given.join(", ")
                 ),
             )
-            .help("Give them to the program that runs the packages, or use `casepack run`."),
+            .help(options_help(runner)),
         );
+    }
+}
+
+/// Where options of the agent go: `casepack run` starts only agents that are a command.
+pub(super) fn options_help(runner: &Runner) -> &'static str {
+    if runner.command.is_some() {
+        "Give them to the program that runs the packages; `casepack run` fills them into a \
+         runner.command that names them."
+    } else {
+        "Give them to the program that runs the packages."
     }
 }
 

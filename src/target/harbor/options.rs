@@ -85,6 +85,9 @@ pub struct Options {
     pub org: Option<String>,
 }
 
+/// The base image when none is given: Python, and no module that is not Python's own.
+const PLAIN_PYTHON: &str = "python:3.12-slim";
+
 impl Options {
     /// Seconds for an agent when nothing says otherwise; as agent-eval-harness (4.1).
     pub const AGENT_TIMEOUT_SEC: f64 = 1800.0;
@@ -103,6 +106,15 @@ impl Options {
         "verifier-timeout",
         "workdir",
     ];
+
+    /// The image that judges run in, when it is known to have Python and no other modules.
+    #[must_use]
+    pub fn plain_python(&self) -> Option<&str> {
+        let plain = self.image.is_none()
+            && self.base_image == PLAIN_PYTHON
+            && self.verifier == VerifierKind::Bundled;
+        plain.then_some(PLAIN_PYTHON)
+    }
 
     /// Merges `flags` (command line and environment) over `dataset`, the options that the
     /// dataset's files give, over the defaults (policy 33). A value that can't be used is an error
@@ -151,7 +163,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             image: None,
-            base_image: "python:3.12-slim".to_owned(),
+            base_image: PLAIN_PYTHON.to_owned(),
             workdir: "/workspace".to_owned(),
             agent_timeout_sec: None,
             verifier_timeout_sec: 300.0,

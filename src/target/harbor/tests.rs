@@ -470,6 +470,7 @@ hooks:
 judges:
   - {name: asks, prompt: "good?", feedback_type: bool}
   - {name: deep, prompt: p, agent: {timeout: 5}, feedback_type: bool, model: m}
+  - {name: told, prompt: p, feedback_type: bool, model: "runner:/m"}
   - {name: own, builtin: efficiency/cost_budget}
 "#,
         ),
@@ -484,6 +485,7 @@ judges:
             "warning hooks-not-portable: Hooks do not run in packages (before_each, after_all): what they stage or check is missing there.",
             "warning llm-judge-without-model: The judge 'asks' asks a model, and none is named: it ends in an error when a package is verified.",
             "warning bundled-verifier-limits: The judge 'deep' ends in an error in packages: agent judges need the harness.",
+            "warning bundled-verifier-limits: The judge 'told' ends in an error in packages: a runner:/ model is asked through the harness.",
             "note agent-option-ignored: Packages say what to do, not which agent does it; left out: runner.effort.",
             "warning secret-literal: The value of 'API_TOKEN' looks like a secret and would be written into every package in clear.",
             "error bad-value: 'a-b' can not be set in an environment.",

@@ -116,9 +116,18 @@ impl Judging {
             .filter_map(|judge| match kind(judge) {
                 Kind::Agent => Some((judge, "agent judges need the harness")),
                 Kind::Builtin(None) => Some((judge, "the bundled runner has no such builtin")),
+                _ if asks_model(judge) && self.through_runner(judge) => {
+                    Some((judge, "a runner:/ model is asked through the harness"))
+                }
                 _ => None,
             })
             .collect()
+    }
+
+    /// Whether the judge's model is asked through the command line of an agent.
+    fn through_runner(&self, judge: &Judge) -> bool {
+        let model = judge.model.as_deref().or(self.model.as_deref());
+        model.is_some_and(|model| model.starts_with("runner:/"))
     }
 
     /// What `reward` and judges lose on the last step, which gives the case its reward: judges of
