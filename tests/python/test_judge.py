@@ -181,6 +181,11 @@ class RewardEdges(unittest.TestCase):
         self.assertEqual(judge.compose(failed, dict(block, weights={"s": 1}), {})[0], 0.0)
         self.assertEqual(judge.compose(failed, dict(block, judge="s", normalize=True), {})[0], 1.0)
 
+    def test_the_size_of_formulas(self):
+        judge.validate_formula("[%s]" % ", ".join(["1"] * 196))       # Module, Expr, List, Load: 200 nodes
+        with self.assertRaises(ValueError):
+            judge.validate_formula("[%s]" % ", ".join(["1"] * 197))
+
     def test_deep_and_hostile_formulas_are_refused(self):
         for text in ("(" * 5000 + ")" * 5000, "-" * 5000 + "1", "\0", "a" + ".b" * 60, "2 ** 9", "lambda: 1"):
             with self.assertRaises(ValueError, msg=text[:20]):
@@ -259,7 +264,9 @@ class Checks(unittest.TestCase):
         self.assertEqual(package.scores, {"reward": 0.0, "casepack_judge_errors": 1})
 
     def test_an_error_names_the_line(self):
-        error = self.one("x = 1\n\nreturn undefined_name").judges["c"]["error"]
+        package = self.one("print('the check ' 'says')\n\nreturn undefined_name")
+        error = package.judges["c"]["error"]
+        self.assertIn("the check says\n", package.text)
         self.assertIn("line 3 of the check: return undefined_name", error)
 
     def test_string_literals_are_kept_as_written(self):
@@ -309,6 +316,7 @@ class Checks(unittest.TestCase):
         self.assertLess(time.monotonic() - began, 15)
         for name in ("loop", "sleep", "spawn"):
             self.assertIn("stopped after 1 seconds", package.judges[name]["error"])
+            self.assertNotIn("time was up", package.judges[name]["error"])
         self.assertIs(package.judges["good"]["value"], True)
         self.assertEqual(package.scores, {"reward": 0.0, "good": 1.0, "casepack_judge_errors": 3})
 
@@ -446,12 +454,13 @@ class Builtins(unittest.TestCase):
     def test_simulator_provenance(self):
         asked = {"type": "assistant", "message": {"content": [
             {"type": "tool_use", "name": "AskUserQuestion", "id": "1", "input": {"questions": [{}, {}]}}]}}
-        for ledger, value in ((None, False), ([{"tier": "override"}], False), ([{"tier": "llm"}] * 2, True),
+        for ledger, value in ((None, False), ("nothing asked", True), ([{"tier": "override"}], False), ([{"tier": "llm"}] * 2, True),
                               ([{"tier": "llm"}, {"tier": "fallback", "question": "Q"}], False)):
             package = Package(self)
-            package.put(package.logs, "agent/claude-code.txt", json.dumps(asked))
             package.put(package.work, "tool_handlers.yaml", "{}")
-            if ledger is not None:
+            if ledger != "nothing asked":
+                package.put(package.logs, "agent/claude-code.txt", json.dumps(asked))
+            if isinstance(ledger, list):
                 package.put(package.work, "hooks/hook_answers.jsonl", "\n".join(map(json.dumps, ledger)))
             package.run({"name": "p", "builtin": "process/simulator_provenance"})
             self.assertIs(package.judges["p"]["value"], value, package.text)
@@ -632,6 +641,8 @@ class Outputs(unittest.TestCase):
         self.assertEqual(seen["conversation"], "reply")
         self.assertEqual(seen["tool_calls"], [{"name": "Bash", "input": {"command": "ls"}}])
         self.assertEqual((seen["cost_usd"], seen["num_turns"], seen["token_usage"]), (0.1, 1, {"input": 7}))
+        self.assertEqual([(event["content"], event["is_error"], event["tool_name"]) for event in seen["events"]
+                          if event["type"] == "tool_result"], [("files", False, "Bash")])
 
     def test_codex_lines(self):
         package = Package(self)
@@ -675,6 +686,10 @@ class Hostile(unittest.TestCase):
         self.assertIn("out/passwd is a link or special file", package.text)
         copied = sorted(p.name for p in (package.logs / "verifier" / "outputs" / "out").iterdir())
         self.assertEqual(copied, ["ok.txt"])
+        tree = judge.Tree(str(package.work), [])
+        self.assertEqual(tree.read("out/ok.txt"), b"ok")
+        for path in ("out/fifo", "out/ok-link", "out", "", "../tests/test.sh", str(package.tests / "test.sh"), "out/dir/test.sh"):
+            self.assertIsNone(tree.read(path), path)
 
     def test_the_output_directory_is_a_link(self):
         package = Package(self)
@@ -857,7 +872,7 @@ class Shell(unittest.TestCase):
 
     def test_an_unusable_config_gives_no_reward(self):
         twins = {"schema": "casepack.verifier.v1", "judges": [check("return True"), check("return True")]}
-        for text in ("", "[]", '{"schema": "other"}', "{", json.dumps(twins)):
+        for text in ("", "[]", '{"schema": "other", "judges": []}', "{", json.dumps(twins)):
             package = Package(self)
             package.run()
             package.put(package.tests, "config.json", text)
