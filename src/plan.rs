@@ -393,6 +393,9 @@ pub fn build(
     Ok(summary)
 }
 
+/// More threads than this only cost; a large `-j` means "as many as make sense".
+const MAX_THREADS: usize = 256;
+
 /// How the cases are worked on.
 struct Crew<'a> {
     jobs: usize,
@@ -404,7 +407,7 @@ impl Crew<'_> {
     /// `work` for every item, in parallel; the results in the order of the items.
     fn map<T: Sync, R: Send>(&self, items: &[T], work: impl Fn(&T) -> R + Sync + Send) -> Vec<R> {
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(self.jobs.max(1))
+            .num_threads(self.jobs.clamp(1, MAX_THREADS).min(items.len().max(1)))
             .build();
         match pool {
             Ok(pool) => pool.install(|| items.par_iter().map(&work).collect()),

@@ -290,7 +290,7 @@ fn all_cases(runner: &Runner<'_>, observer: &dyn Observer) -> Vec<CaseResult> {
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..runner.request.jobs.clamp(1, packages.len().max(1)) {
+        for _ in 0..runner.request.jobs.clamp(1, packages.len().clamp(1, 256)) {
             scope.spawn(work);
         }
     });
