@@ -169,10 +169,15 @@ fn top_keys(document: &Document, diags: &mut Diagnostics) {
     let Yaml::Map(entries) = &document.root.value else {
         return;
     };
-    for (name, value) in Value::root(document)
+    let values = Value::root(document)
         .entries(&mut diags.fork())
-        .unwrap_or_default()
-    {
+        .unwrap_or_default();
+    // Both have the keys that are strings, in the order of the file.
+    let keys = entries
+        .iter()
+        .map(|(key, _)| key)
+        .filter(|key| key.value.as_str().is_some());
+    for ((name, value), key) in values.into_iter().zip(keys) {
         if name == "extends" {
             diags.push(
                 value
@@ -189,11 +194,7 @@ fn top_keys(document: &Document, diags: &mut Diagnostics) {
         let near = BLOCKS
             .into_iter()
             .find(|block| strsim::damerau_levenshtein(&name.to_lowercase(), block) <= 1);
-        let key = entries
-            .iter()
-            .map(|(key, _)| key)
-            .find(|key| key.value.as_str() == Some(name));
-        if let (Some(block), Some(key)) = (near, key) {
+        if let Some(block) = near {
             diags.push(
                 value
                     .finding(

@@ -70,7 +70,7 @@ type What = (Format, PathBuf, Option<CasepackYaml>);
 fn in_directory(path: &Path, request: &LoadRequest, diags: &mut Diagnostics) -> Option<What> {
     let eval = path.join(EVAL);
     let own = path.join(CASEPACK);
-    let casepack = if own.is_file() {
+    let casepack = if is_there(&own) {
         Some(casepack_yaml::read(&own, request, diags)?)
     } else {
         None
@@ -82,7 +82,7 @@ fn in_directory(path: &Path, request: &LoadRequest, diags: &mut Diagnostics) -> 
         return Some((format, path, casepack));
     }
     let tasks = tasks_of(path);
-    match (eval.is_file(), tasks.first(), request.format) {
+    match (is_there(&eval), tasks.first(), request.format) {
         (true, _, Some(Format::EvalYaml)) | (true, None, None) => {
             Some((Format::EvalYaml, eval, casepack))
         }
@@ -112,6 +112,11 @@ fn in_directory(path: &Path, request: &LoadRequest, diags: &mut Diagnostics) -> 
     }
 }
 
+/// Whether something has this name. What is no file is told when it is read, not passed over.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
 fn by_file(path: &Path, request: &LoadRequest, diags: &mut Diagnostics) -> Option<What> {
     let name = path
         .file_name()
@@ -137,7 +142,7 @@ fn by_file(path: &Path, request: &LoadRequest, diags: &mut Diagnostics) -> Optio
     }
     // A casepack.yaml beside it belongs to it unless it names another one.
     let beside = directory.join(CASEPACK);
-    let casepack = if beside.is_file() {
+    let casepack = if is_there(&beside) {
         Some(casepack_yaml::read(&beside, request, diags)?)
     } else {
         None

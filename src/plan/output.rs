@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -134,11 +134,30 @@ fn real_dir(path: &Path) -> Result<(), Error> {
     Err(failed("can not use", path)(why))
 }
 
+/// Flags of every open in the output directory: no link is followed, and a fifo in the place of a
+/// file makes nobody wait.
+fn no_surprise() -> i32 {
+    (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed()
+}
+
+/// The content of a file that casepack wrote; `InvalidData` when anything but a file is there.
+fn own_file(path: &Path) -> io::Result<Vec<u8>> {
+    if !path.symlink_metadata()?.is_file() {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut bytes = Vec::new();
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(no_surprise())
+        .open(path)?
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Opens a file of the state directory, never through a link.
 fn state_file(path: &Path, options: &mut OpenOptions) -> Result<File, Error> {
-    let no_link = OFlags::NOFOLLOW.bits().cast_signed();
     options
-        .custom_flags(no_link)
+        .custom_flags(no_surprise())
         .open(path)
         .map_err(failed("can not open", path))
 }
@@ -188,31 +207,36 @@ impl Output {
         real_dir(&staging)?;
         sweep_stale(&staging).map_err(refused("can not remove what a killed build left in"))?;
         let path = state.join(format!("{target}.json"));
-        let record = match fs::read(&path) {
-            Ok(bytes) => match serde_json::from_slice::<Record>(&bytes) {
-                Ok(record) if record.schema == SCHEMA => record,
-                _ => {
-                    diags.push(
-                        Diagnostic::new(
-                            Rule::RecordDamaged,
-                            format!("{} is no record of this version.", path.display()),
-                        )
-                        .help(
-                            "Nothing is lost: outputs that are up to date are recognised by their \
-                             content; others are replaced with --force.",
-                        ),
-                    );
-                    Record::default()
-                }
-            },
-            Err(error) if error.kind() == ErrorKind::NotFound => Record::default(),
+        let read = match own_file(&path) {
+            Ok(bytes) => serde_json::from_slice::<Record>(&bytes).map_err(Into::into),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Record {
+                schema: SCHEMA.to_owned(),
+                ..Record::default()
+            }),
+            Err(error) if error.kind() == ErrorKind::InvalidData => Err(error),
             Err(error) => return Err(failed("can not read", &path)(error)),
+        };
+        let record = match read {
+            Ok(record) if record.schema == SCHEMA => record,
+            _ => {
+                diags.push(
+                    Diagnostic::new(
+                        Rule::RecordDamaged,
+                        format!("{} is no record of this version.", path.display()),
+                    )
+                    .help(
+                        "Nothing is lost: outputs that are up to date are recognised by their \
+                         content; others are replaced with --force.",
+                    ),
+                );
+                Record::default()
+            }
         };
         let path = state.join(format!("{target}.journal"));
         let mut announced: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        match fs::read_to_string(&path) {
-            Ok(text) => {
-                for line in text.lines() {
+        match own_file(&path) {
+            Ok(bytes) => {
+                for line in String::from_utf8_lossy(&bytes).lines() {
                     // The last line may be cut by a kill: then nothing was placed for it.
                     if let Ok((name, tree)) = serde_json::from_str::<(String, String)>(line) {
                         announced.entry(name).or_default().insert(tree);
@@ -250,8 +274,10 @@ impl Output {
     ) -> Result<Placed, Error> {
         let want = tree.id().to_string();
         let path = self.dir.join(place.as_str());
+        let mut in_the_way = false;
         match path.symlink_metadata() {
-            Ok(_) => {
+            Ok(there) => {
+                in_the_way = !there.is_dir();
                 let have = self.tree_at(place, &path);
                 if have.as_deref() == Some(&want) {
                     self.remember(place, case, want);
@@ -286,6 +312,11 @@ impl Output {
         self.announce(place, &want)?;
         if let Some(parent) = path.parent().filter(|parent| *parent != self.dir) {
             real_dir(parent)?;
+        }
+        if in_the_way {
+            // A directory can be exchanged with another one only. What is here is nothing of
+            // casepack's, and the user said --force; of a link, the link itself goes.
+            fs::remove_file(&path).map_err(failed("can not replace", &path))?;
         }
         staged
             .commit(&path)
@@ -484,7 +515,7 @@ impl Output {
     /// Writes a file beside the outputs.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let path = self.dir.join(name);
-        if fs::read(&path).is_ok_and(|there| there == bytes) {
+        if own_file(&path).is_ok_and(|there| there == bytes) {
             return Ok(());
         }
         write_atomic(&path, bytes, 0o644).map_err(refused("can not write"))
@@ -576,7 +607,7 @@ impl Output {
         let mut text = serde_json::to_vec(&record)
             .map_err(|error| failed("can not write", &path)(error.into()))?;
         text.push(b'\n');
-        if !fs::read(&path).is_ok_and(|there| there == text) {
+        if !own_file(&path).is_ok_and(|there| there == text) {
             std::thread::sleep(GRANULARITY);
             write_atomic(&path, &text, 0o644).map_err(refused("can not write"))?;
         }

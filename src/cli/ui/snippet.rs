@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use miette::{LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
 
-use crate::diag::{Diagnostic, Place, Source};
+use crate::diag::{Diagnostic, Place, Source, newlines};
 use crate::escape;
 
 /// Characters of a line that are shown before and after the label's start when it is too long.
@@ -148,7 +148,7 @@ fn show(text: &str, ranges: &[Range<usize>]) -> Shown {
         .map_or(text.len(), |(at, _)| last + at);
     let mut shown = Shown {
         text: String::new(),
-        skipped: text[..begin].matches('\n').count(),
+        skipped: newlines(&text[..begin]),
         ranges: vec![0..0; ranges.len()],
     };
     let line_of = |range: &Range<usize>| text[begin..range.start].matches('\n').count();
