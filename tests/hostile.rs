@@ -23,6 +23,9 @@ judges: [{name: ok, check: return True}]
 ";
 const SECRET: &str = "TOP-SECRET";
 
+/// Puts something odd at a path.
+type Spoil<'a> = &'a dyn Fn(&Path);
+
 fn project() -> Project {
     ProjectBuilder::new()
         .eval_yaml(CONFIG)
@@ -62,7 +65,7 @@ fn things_that_are_no_files_are_told_wherever_they_lie() {
     let outside = tempfile::tempdir().unwrap();
     let secret = outside.path().join("secret");
     fs::write(&secret, format!("prompt: {SECRET}\n")).unwrap();
-    let kinds: [(&str, &dyn Fn(&Path)); 5] = [
+    let kinds: [(&str, Spoil<'_>); 5] = [
         ("fifo", &|path| fifo(path)),
         // A socket's path has at most 108 bytes: it is made elsewhere and moved.
         ("socket", &|path| {
@@ -165,11 +168,13 @@ fn thousands_of_mistakes_are_told_in_time() {
     let project = project();
     let many = 3_000;
     let started = Instant::now();
-    let keys: String = (0..many).map(|n| format!("  key{n}: v\n")).collect();
+    let keys: Vec<String> = (0..many).map(|n| format!("  key{n}: v\n")).collect();
+    let keys = keys.concat();
     project.write("eval.yaml", format!("{CONFIG}reward:\n{keys}"));
     let outcome = project.casepack(["check", "--output", "json"]);
     assert_eq!(outcome.findings("unknown-key").len(), many);
-    let keys: String = (0..20 * many).map(|n| format!("other{n}: v\n")).collect();
+    let keys: Vec<String> = (0..20 * many).map(|n| format!("other{n}: v\n")).collect();
+    let keys = keys.concat();
     project.write("eval.yaml", format!("{CONFIG}{keys}"));
     project.casepack(["check"]).assert_code(0);
     assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
