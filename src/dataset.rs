@@ -196,6 +196,9 @@ pub struct SharedEntry {
     pub field: String,
 }
 
+/// The directory in each output directory of casepack: such a directory is no case.
+pub const OUTPUT_MARK: &str = ".casepack";
+
 /// Judge files lie here in the evaluation view, each at its path below the project root, so that
 /// they never meet files of a case.
 pub const JUDGE_FILES: &str = ".casepack/judges";

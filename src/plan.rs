@@ -254,6 +254,7 @@ pub fn build(
         .iter()
         .filter(|id| request.select.has(id))
         .collect();
+    refuse_case(dataset, request.out)?;
     let out = output::create(request.out)?;
     let lock = output::lock(&out, observer)?;
     let mut harbor = None;
@@ -391,6 +392,33 @@ pub fn build(
     }
     drop(lock);
     Ok(summary)
+}
+
+/// An output in a case directory would be part of the case next time.
+fn refuse_case(dataset: &Dataset, out: &Path) -> Result<(), Error> {
+    let sources = &dataset.sources;
+    let home = sources.roots.absolute(sources.dataset_root, None);
+    // It may not be there yet.
+    let real = out.ancestors().find_map(|above| {
+        let below = out.strip_prefix(above).ok()?;
+        Some(above.canonicalize().ok()?.join(below))
+    });
+    let below = home
+        .as_ref()
+        .and_then(|home| real.as_ref()?.strip_prefix(home).ok());
+    let first = below.and_then(|below| below.components().next()?.as_os_str().to_str());
+    let is_case =
+        first.is_some_and(|first| dataset.cases.iter().any(|case| case.as_str() == first));
+    if !is_case {
+        return Ok(());
+    }
+    Err(Error {
+        doing: "can not build into",
+        path: out.to_owned(),
+        source: io::Error::other(
+            "it lies in a case of the dataset: name another directory with -o",
+        ),
+    })
 }
 
 /// More threads than this only cost; a large `-j` means "as many as make sense".

@@ -32,7 +32,7 @@ pub use self::results::{
     RunResults, Status, StepResult, Summary, VerifierRun,
 };
 use self::sandbox::Sandbox;
-use crate::dataset::{Dataset, Mode, Runner as RunnerBlock, RunnerCommand};
+use crate::dataset::{Dataset, Mode, OUTPUT_MARK, Runner as RunnerBlock, RunnerCommand};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
@@ -166,7 +166,12 @@ pub fn run(
             source,
         }
     };
-    std::fs::create_dir_all(request.runs_dir)
+    if request.runs_dir.is_symlink() {
+        let why = std::io::Error::other("it is a link: name the directory that it leads to");
+        return Err(io("using the directory of runs", request.runs_dir)(why));
+    }
+    // The mark says that it is no case, where the dataset is where casepack is started.
+    std::fs::create_dir_all(request.runs_dir.join(OUTPUT_MARK))
         .map_err(io("creating the directory of runs", request.runs_dir))?;
     let runs_dir = request.runs_dir.canonicalize();
     let runs_dir = runs_dir.map_err(io("opening the directory of runs", request.runs_dir))?;

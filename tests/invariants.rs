@@ -552,3 +552,37 @@ fn builds_into_one_directory_take_turns() {
     assert!(child.wait().unwrap().success());
     assert!(project.path("dist/harbor/case-002/task.toml").exists());
 }
+
+/// Where the dataset is the directory in which casepack is started, its outputs are no cases.
+#[test]
+fn outputs_are_no_cases() {
+    let project = ProjectBuilder::new()
+        .eval_yaml(
+            "name: demo\ndataset: {schema: prompt}\nexecution: {prompt: '{prompt}'}\n\
+             judges: [{name: ok, check: return True}]\n\
+             runner: {type: cli, command: 'true'}\n",
+        )
+        .file("one/input.yaml", "prompt: x\n")
+        .build();
+    for _ in 0..2 {
+        build(&project, &[]);
+        project.casepack(["run"]).assert_code(0);
+    }
+    let outcome = project.casepack(["build", "-o", "one/dist"]).assert_code(3);
+    assert!(outcome.stderr.contains("lies in a case"), "{outcome}");
+    assert!(!project.path("one/dist").exists());
+    // Outputs that came with a dataset as links lead nowhere.
+    let project = self::project(1);
+    fs::create_dir(project.path("../elsewhere")).unwrap();
+    for name in ["dist", "runs"] {
+        std::os::unix::fs::symlink("../elsewhere", project.path(name)).unwrap();
+    }
+    project.casepack(["build"]).assert_code(3);
+    project
+        .casepack(["run", "-o", "other", "--agent", "nop"])
+        .assert_code(3);
+    assert_eq!(
+        fs::read_dir(project.path("../elsewhere")).unwrap().count(),
+        0
+    );
+}

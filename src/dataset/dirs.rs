@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Sources, find};
+use super::{OUTPUT_MARK, Sources, find};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity, Source};
 use crate::fs::{Kind, ReadError, ResolveError, Resolved, Roots};
 use crate::path::{CaseId, TreePath};
@@ -58,7 +58,14 @@ pub(super) fn case_dirs(
             continue;
         }
         if entry.kind == Kind::Dir {
-            cases.push(id);
+            // An output directory of casepack, when the dataset is where it is started.
+            let mark = id.to_path().child(OUTPUT_MARK).ok();
+            let is_output = mark
+                .zip(roots.get(root))
+                .is_some_and(|(mark, root)| matches!(root.stat(&mark), Ok(Some((Kind::Dir, _)))));
+            if !is_output {
+                cases.push(id);
+            }
             continue;
         }
         match roots.resolve(root, None, name) {

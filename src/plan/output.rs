@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use super::fingerprint::{self, GRANULARITY, look};
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, OUTPUT_MARK};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer};
@@ -24,7 +24,7 @@ use crate::path::{CaseId, TreePath};
 use crate::tree::{MaterialiseError, Tree, Written, materialise};
 
 /// Where state lies in an output directory.
-const STATE: &str = ".casepack";
+const STATE: &str = OUTPUT_MARK;
 /// The record's schema; another one is not trusted.
 const SCHEMA: &str = "casepack.record.v1";
 
@@ -112,7 +112,10 @@ fn refused(doing: &'static str) -> impl FnOnce(FsError) -> Error {
 
 /// Makes the output directory and its state directory; its canonical path.
 pub(super) fn create(out: &Path) -> Result<PathBuf, Error> {
-    fs::create_dir_all(out).map_err(failed("can not create", out))?;
+    if let Some(parent) = out.parent() {
+        fs::create_dir_all(parent).map_err(failed("can not create", parent))?;
+    }
+    real_dir(out)?;
     real_dir(&out.join(STATE))?;
     out.canonicalize().map_err(failed("can not open", out))
 }
@@ -130,7 +133,9 @@ fn real_dir(path: &Path) -> Result<(), Error> {
     if there.is_dir() {
         return Ok(());
     }
-    let why = io::Error::other("it is a link or a file, and must be a directory: remove it");
+    let why = io::Error::other(
+        "it is a link or a file, and must be a directory: remove it, or name another one",
+    );
     Err(failed("can not use", path)(why))
 }
 
