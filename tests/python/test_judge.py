@@ -24,6 +24,7 @@ import textwrap
 import threading
 import time
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
@@ -967,6 +968,7 @@ class Llm(unittest.TestCase):
     def test_anthropic(self):
         package, server = self.with_claude(claude(score=4))
         self.judge(package, 4, model="claude-x")
+        self.assertEqual(package.judges["j"]["samples"], [])
         self.assertEqual(package.scores["reward"], 0.75)
         path, headers, body = server.requests[0]
         headers = {key.lower(): value for key, value in headers.items()}
@@ -1192,12 +1194,29 @@ class Llm(unittest.TestCase):
                 ("{{ annotations.want }}|", "yes|"), ("{{ annotations.get('nope', 'fallback') }}", "fallback"),
                 ("{{ annotations.nope | default('dflt') }}", "dflt"), ("{{ arguments.k }}", "v"),
                 ("{{ arguments | tojson }}", '"k": "v"'), ("{{ tool_trace }}", "1. mcp__jira__create"),
-                ("{{ evidence }}", "Cost: 0.25"), ("{{ annotations_text }}", "want"), ("[{{ outputs.nope }}]", "[]"))
+                ("{{ evidence }}", "Cost: 0.25\nTool calls: {'mcp__jira__create': 2}\nFiles written: out/a.md, out/b.bin"), ("{{ annotations_text }}", "want"), ("[{{ outputs.nope }}]", "[]"))
         prompts = self.prompted(*[{"prompt": text, "arguments": {"k": "v"}} for text, _ in rows])
         for (text, words), prompt, error in zip(rows, prompts, self.errors):
             with self.subTest(text):
                 self.assertIsNone(error)
                 self.assertIn(words, prompt)
+
+    def test_placeholders_need_no_jinja(self):
+        names = {"a": {"k": "v", "items": "own"}, "list": ["first"], "none": None, "empty": ""}
+        blocked = dict.fromkeys(("jinja2", "jinja2.sandbox"))
+        with unittest.mock.patch.dict(sys.modules, blocked):
+            for text, expected in (("{{ a.k }}{{ a['k'] }}{{a.get('k')}}", "vvv"), ("{{ list[0] }}{{ list[9] }}|", "first|"),
+                                   ("{{ a.items }}", "own"), ("{{ a.x }}{{ none.x }}{{ list['k'] }}|", "|"),
+                                   ("{{ a.get('x') }}{{ a.get('x', 1) }}", "None1"), ("{{ none | default('d') }}", "d"),
+                                   ("{{ empty | default('d') }}{{ a.k | default('d') }}", "dv"), ("{{ 'q' }}{{ 7 }}", "q7"),
+                                   ("{{ a | tojson }}", '{\n  "k": "v",\n  "items": "own"\n}'), ("{ {x} }", "{ {x} }")):
+                self.assertEqual(judge_llm.render(text, names, "img"), expected, text)
+            for text in ("{{ a[list[0]] }}", "{{ a | upper }}", "{{ a + a }}", "{{ a.k() }}", "{{ }}", "{{ a b }}", "{% if a %}",
+                         "{# a #}", "{{- a }}", "{{ a -}}", "{{ a[1:] }}", "{{ a[b.k] }}", "{{ [x for x in a] }}"):
+                with self.assertRaisesRegex(judge.Problem, "jinja2 in the image img", msg=text):
+                    judge_llm.render(text, names, "img")
+            with self.assertRaisesRegex(judge.Problem, "unknown placeholder {{ b }}; known are a, empty, list, none"):
+                judge_llm.render("{{ b }}", names, "img")
 
     def test_prompt_files_context_and_rubrics(self):
         wrong = ({"prompt_file": "prompts/absent.md"}, {"prompt_file": "../config.json"}, {"prompt_file": "/etc/passwd"},
@@ -1217,7 +1236,7 @@ class Llm(unittest.TestCase):
         unknown, jinja = self.prompted({"prompt": "{{ converstion }}"}, {
             "prompt": "{% if annotations.want %}on {{ outputs.files | length }}{% endif %}"})
         self.assertIsNone(unknown)
-        self.assertIn("converstion", self.errors[0])
+        self.assertIn("unknown placeholder {{ converstion }}", self.errors[0])
         if jinja is None:
             self.assertIn("jinja2", self.errors[1])
             self.assertIn("registry/img:1", self.errors[1])
