@@ -1123,7 +1123,8 @@ class Llm(unittest.TestCase):
         self.assertLess(time.monotonic() - began, 6 + 10)        # 10: the machine may be busy
         self.assertEqual(package.scores, {"reward": 0.0, "c": 1.0, "casepack_judge_errors": 11})
         for name in ("sleep", "late", "j0", "j8"):
-            self.assertIn("the verifier's time was up", package.judges[name]["error"])
+            # Which of the two ends come first depends on how busy the machine is.
+            self.assertRegex(package.judges[name]["error"], "the verifier's time was up|no time was left to ask")
 
     def test_requests_end_in_time(self):
         silent = socket.create_server(("127.0.0.1", 0))
