@@ -29,6 +29,7 @@ import unittest.mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
 PYTHON = os.environ.get("CASEPACK_TEST_PYTHON") or sys.executable
+HANG = 45       # seconds: what is not stopped goes on for a minute or more, a busy machine needs less
 PROVIDERS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL",
              "EVAL_JUDGE_MODEL")
 
@@ -314,7 +315,7 @@ class Checks(unittest.TestCase):
         package.run(check("while True: pass", "loop"), check("import time\ntime.sleep(60)", "sleep"),
                     check("import subprocess\nsubprocess.run(['sleep', '60'])", "spawn"),
                     check("return True", "good"), judge_timeout=1)
-        self.assertLess(time.monotonic() - began, 15)
+        self.assertLess(time.monotonic() - began, HANG)
         for name in ("loop", "sleep", "spawn"):
             self.assertIn("stopped after 1 seconds", package.judges[name]["error"])
             self.assertNotIn("time was up", package.judges[name]["error"])
@@ -667,7 +668,7 @@ class Hostile(unittest.TestCase):
     def run_with(self, package, **more):
         began = time.monotonic()
         package.run(check(self.SEEN), outputs=[{"path": "out"}], **more)
-        self.assertLess(time.monotonic() - began, 20)
+        self.assertLess(time.monotonic() - began, HANG)
         self.assertIsNone(package.judges["c"]["error"], package.text)
         return json.loads(package.judges["c"]["rationale"])
 
@@ -1120,7 +1121,7 @@ class Llm(unittest.TestCase):
         package.run(check("return True", "c"), check("import time\ntime.sleep(60)", "sleep"), check("import time\ntime.sleep(9)", "late"),
                     *[{"name": "j%d" % n, "prompt": "p", "model": "m", "samples": 3} for n in range(9)],
                     verifier_timeout=6)
-        self.assertLess(time.monotonic() - began, 6 + 10)        # 10: the machine may be busy
+        self.assertLess(time.monotonic() - began, HANG)
         self.assertEqual(package.scores, {"reward": 0.0, "c": 1.0, "casepack_judge_errors": 11})
         for name in ("sleep", "late", "j0", "j8"):
             # Which of the two ends come first depends on how busy the machine is.
@@ -1135,7 +1136,7 @@ class Llm(unittest.TestCase):
             with self.assertRaises(judge.Problem) as raised:
                 judge_llm.post(url, {}, {}, until)
             self.assertIn(words, str(raised.exception))
-        self.assertLess(time.monotonic() - began, 10)
+        self.assertLess(time.monotonic() - began, HANG)
 
     def test_without_its_file(self):
         package, _ = self.with_claude(claude(score=5))
