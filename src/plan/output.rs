@@ -113,7 +113,15 @@ fn refused(doing: &'static str) -> impl FnOnce(FsError) -> Error {
 /// Makes the output directory and its state directory; its canonical path.
 pub(super) fn create(out: &Path) -> Result<PathBuf, Error> {
     if let Some(parent) = out.parent() {
-        fs::create_dir_all(parent).map_err(failed("can not create", parent))?;
+        fs::create_dir_all(parent).map_err(|error| {
+            let why = match error.kind() {
+                ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                    io::Error::other("a file stands where a directory is needed")
+                }
+                _ => error,
+            };
+            failed("can not create", parent)(why)
+        })?;
     }
     real_dir(out)?;
     real_dir(&out.join(STATE))?;

@@ -126,7 +126,7 @@ fn an_output_directory_that_can_not_be_used_is_a_failure_of_the_system() {
             outcome.stderr.clone()
         };
         assert!(said.contains("taken"), "{outcome}");
-        assert!(said.contains("Not a directory"), "{outcome}");
+        assert!(said.contains("a file stands where"), "{outcome}");
         assert!(said.contains("Check that you may write there"), "{outcome}");
     }
 }
