@@ -48,6 +48,7 @@ pub(super) fn load(
         None => select,
     };
     let request = context.machine.load_request(input);
+    refuse_missing_dirs(&request)?;
     let Some(dataset) = dataset::load(&request, diags) else {
         return Ok(None);
     };
@@ -62,6 +63,24 @@ pub(super) fn load(
         options,
         jobs: settings::jobs(&input.reading),
     }))
+}
+
+/// Directories of the command line that are none: exit 2.
+fn refuse_missing_dirs(request: &dataset::LoadRequest<'_>) -> Result<(), Failure> {
+    let root = request.project_root.map(|root| ("--project-root", root));
+    let plugins = request
+        .plugin_dirs
+        .iter()
+        .map(|dir| ("--plugin-dir", dir.as_path()));
+    for (flag, dir) in root.into_iter().chain(plugins) {
+        if !request.cwd.join(dir).is_dir() {
+            return Err(Failure::new(
+                format!("{flag} '{}' is no directory.", dir.display()),
+                "Correct the path; it is relative to the current directory.",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// How a command ends whose command line is wrong.

@@ -301,3 +301,18 @@ fn no_help_promises_that_run_runs_hooks_or_other_agents() {
         assert!(!help(rule).contains("casepack run"), "{rule}");
     }
 }
+
+#[test]
+fn directories_of_the_command_line_that_are_none_are_its_fault() {
+    let project = ProjectBuilder::new()
+        .eval_yaml("execution: {prompt: x}\n")
+        .case("a", |case| case.input("prompt: x\n"))
+        .build();
+    for flag in ["--project-root", "--plugin-dir"] {
+        let outcome = project.casepack(["check", flag, "nowhere"]).assert_code(2);
+        assert!(
+            outcome.stderr.contains(&format!("{flag} 'nowhere'")),
+            "{outcome}"
+        );
+    }
+}
