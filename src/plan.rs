@@ -317,7 +317,9 @@ pub fn build(
         for (_, done) in &mut all {
             inputs.extend(done.input.take());
         }
-        if dataset.mode == Mode::Batch && !all.iter().any(|(_, done)| done.skipped) {
+        // Without one of its cases a batch would be another one: the earlier one stays.
+        let complete = !all.iter().any(|(_, done)| done.skipped || done.failed);
+        if dataset.mode == Mode::Batch && complete {
             batch(&build, &inputs, request.force, diags, &mut summary)?;
         }
         outputs = build.outputs;
