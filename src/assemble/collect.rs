@@ -141,11 +141,11 @@ impl<'a> Collected<'a> {
 
     /// Adds all of `other`; clashes are told for `case`.
     pub(super) fn merge(&mut self, other: &Self, case: &CaseId, diags: &mut Diagnostics) {
+        let mut here = diags.fork();
         for (path, item) in &other.items {
-            let mut here = diags.fork();
             self.add(path.clone(), item.clone(), &mut here);
-            diags.append_for(here, case);
         }
+        diags.append_for(here, case);
     }
 
     /// Names that are one name where letter case or Unicode form does not count: between two

@@ -187,8 +187,8 @@ pub(super) fn lock(out: &Path, observer: &dyn Observer) -> Result<File, Error> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let pid = fs::read_to_string(&path).ok();
-            let pid = pid.and_then(|text| text.trim().parse().ok());
+            let pid = own_file(&path).ok();
+            let pid = pid.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok());
             observer.on(Event::Waiting { pid });
             file.lock().map_err(failed("can not lock", &path))?;
         }

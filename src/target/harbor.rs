@@ -378,22 +378,17 @@ fn step_options(step: &Step, case: &Case, diags: &mut Diagnostics) {
     if let Some(runner) = &step.runner {
         checks::repo_mode(runner, diags);
     }
-    let given = [
+    let given = checks::given(&[
         ("env", !step.env.is_empty()),
         ("runner", step.runner.is_some()),
         ("max_budget_usd", step.max_budget_usd.is_some()),
-    ];
-    let given: Vec<&str> = given
-        .into_iter()
-        .filter_map(|(name, given)| given.then_some(name))
-        .collect();
-    if !given.is_empty() {
+    ]);
+    if let Some(given) = given {
         diags.push(
             Diagnostic::new(
                 Rule::AgentOptionIgnored,
                 format!(
-                    "Harbor has no place for what the step '{id}' says about its agent; left out: {}.",
-                    given.join(", ")
+                    "Harbor has no place for what the step '{id}' says about its agent; left out: {given}."
                 ),
             )
             .severity(if step.env.is_empty() {

@@ -119,11 +119,21 @@ fn judges(options: &Options, judging: &Judging, diags: &mut Diagnostics) {
     }
 }
 
+/// The names that are given, for a sentence; `None` when none is.
+pub(super) fn given(options: &[(&str, bool)]) -> Option<String> {
+    let names = options
+        .iter()
+        .filter(|(_, given)| *given)
+        .map(|(name, _)| *name);
+    let names: Vec<&str> = names.collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
 /// Options of the agent: they belong to the run.
 fn ignored(dataset: &Dataset, diags: &mut Diagnostics) {
     let execution = &dataset.execution;
     let runner = &execution.runner;
-    let given = [
+    let given = given(&[
         (
             "execution.max_budget_usd",
             execution.max_budget_usd.is_some(),
@@ -133,19 +143,12 @@ fn ignored(dataset: &Dataset, diags: &mut Diagnostics) {
         ("runner.env", !runner.env.is_empty()),
         ("models.skill", execution.model.is_some()),
         ("models.subagent", execution.subagent_model.is_some()),
-    ];
-    let given: Vec<&str> = given
-        .into_iter()
-        .filter_map(|(name, given)| given.then_some(name))
-        .collect();
-    if !given.is_empty() {
+    ]);
+    if let Some(given) = given {
         diags.push(
             Diagnostic::new(
                 Rule::AgentOptionIgnored,
-                format!(
-                    "Packages say what to do, not which agent does it; left out: {}.",
-                    given.join(", ")
-                ),
+                format!("Packages say what to do, not which agent does it; left out: {given}."),
             )
             .help(options_help(runner)),
         );
