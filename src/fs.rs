@@ -22,8 +22,8 @@ use rustix::io::Errno;
 pub(crate) use self::open::below as open_below;
 pub use self::resolve::{ResolveError, Resolved, Roots};
 pub use self::walk::{DirEntry, Found, Thing, Walk};
-pub(crate) use self::write::write_all;
-pub use self::write::{StagedDir, remove_tree, sweep_stale, write_atomic};
+pub(crate) use self::write::{STAGING, write_all};
+pub use self::write::{StagedDir, StagedFile, remove_tree, sweep_stale, write_atomic};
 use crate::path::TreePath;
 
 /// What kind of thing a directory entry is.
@@ -178,6 +178,11 @@ impl Root {
     /// Its canonical path, for messages and for comparing roots.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The path that it was opened by.
+    pub fn named(&self) -> &Path {
+        &self.named
     }
 
     /// The handle.

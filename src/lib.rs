@@ -13,7 +13,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | 1 words | `path`, `digest`, `diag`, `event`, `escape` |
-//! | 2 tools | `yaml`, `fs`, `template`, `tree` |
+//! | 2 tools | `yaml`, `fs`, `template`, `store`, `tree` |
 //! | 3 inputs | `dataset`, `assemble` |
 //! | 4 decisions | `target`, `plan` |
 //! | 5 actions | `run` |
@@ -32,6 +32,7 @@ pub mod path;
 pub mod plan;
 pub mod report;
 pub mod run;
+pub mod store;
 pub mod target;
 pub mod template;
 pub mod tree;

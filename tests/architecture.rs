@@ -11,6 +11,7 @@ const WITHIN: &[(&str, &str)] = &[
     ("diag", "path"),
     ("event", "path"),
     ("plan", "target"),
+    ("store", "fs"),
     ("template", "yaml"),
     ("tree", "fs"),
 ];

@@ -13,5 +13,6 @@ mod cli;
 mod hostile;
 mod invariants;
 mod judges;
+mod store;
 mod support;
 mod vectors;

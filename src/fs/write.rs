@@ -4,6 +4,7 @@
 //! its process, so that what a killed process left can be told from what a living one works on.
 
 use std::ffi::{CStr, CString, OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -14,10 +15,11 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::walk::each_name;
-use super::{FsError, open};
+use super::{FsError, Root, open};
+use crate::path::TreePath;
 
 /// How names of unfinished things start; the process and a number follow.
-const STAGING: &str = ".casepack-";
+pub(crate) const STAGING: &str = ".casepack-";
 /// The number of the next one that this process makes.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -32,22 +34,142 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FsError>
         source,
     };
     let (parent, name) = open_parent(path).map_err(failed)?;
-    let mode = Mode::from_raw_mode((mode & 0o777) as rustix::fs::RawMode);
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let (temp, file) = fresh(|temp| rustix::fs::openat(&parent, temp, flags, mode))
-        .map_err(|errno| failed(errno.into()))?;
-    let write = || {
+    let staged = StagedFile::new(parent, name, path.to_owned(), mode)?;
+    write_all(&staged.file, bytes).map_err(|errno| failed(errno.into()))?;
+    staged.commit()
+}
+
+/// A new file that is filled out of sight and then takes its place at once.
+#[derive(Debug)]
+pub struct StagedFile {
+    parent: OwnedFd,
+    temp: CString,
+    name: CString,
+    file: File,
+    path: PathBuf,
+    done: bool,
+}
+
+impl StagedFile {
+    /// An empty file in `parent` that will be `name` there, with the permissions `mode` whatever
+    /// the umask; gone when dropped.
+    fn new(parent: OwnedFd, name: CString, path: PathBuf, mode: u32) -> Result<Self, FsError> {
+        let mode = Mode::from_raw_mode((mode & 0o777) as rustix::fs::RawMode);
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = fresh(|temp| rustix::fs::openat(&parent, temp, flags, mode));
+        let (temp, file) = made.map_err(|errno| FsError {
+            path: path.clone(),
+            source: errno.into(),
+        })?;
+        let staged = Self {
+            parent,
+            temp,
+            name,
+            file: file.into(),
+            path,
+            done: false,
+        };
         // A file system without locks has no sweeping either.
-        rustix::fs::flock(&file, FlockOperation::LockExclusive).ok();
-        write_all(&file, bytes)?;
-        set_mode(&file, mode)?;
-        rustix::fs::renameat(&parent, &temp, &parent, &name)
-    };
-    write().map_err(|errno| {
-        // The first error is the one to tell.
-        rustix::fs::unlinkat(&parent, &temp, AtFlags::empty()).ok();
-        failed(errno.into())
-    })
+        rustix::fs::flock(&staged.file, FlockOperation::LockExclusive).ok();
+        set_mode(&staged.file, mode).map_err(|errno| staged.failed(errno))?;
+        Ok(staged)
+    }
+
+    /// The file, to write to.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Puts it in the place of whatever file or link is there, at once.
+    ///
+    /// # Errors
+    /// When it can't be moved; what was there is still there then.
+    pub fn commit(mut self) -> Result<(), FsError> {
+        rustix::fs::renameat(&self.parent, &self.temp, &self.parent, &self.name)
+            .map_err(|errno| self.failed(errno))?;
+        self.done = true;
+        Ok(())
+    }
+
+    fn failed(&self, errno: Errno) -> FsError {
+        FsError {
+            path: self.path.clone(),
+            source: errno.into(),
+        }
+    }
+}
+
+impl Drop for StagedFile {
+    fn drop(&mut self) {
+        if !self.done {
+            // What stays is swept by a later run.
+            rustix::fs::unlinkat(&self.parent, &self.temp, AtFlags::empty()).ok();
+        }
+    }
+}
+
+impl Root {
+    /// A file that will be at `path`, with the permissions `mode`. Directories on the way are
+    /// made, mode 0755; none of them may be a link.
+    ///
+    /// # Errors
+    /// When a directory or the file can't be made.
+    pub fn stage(&self, path: &TreePath, mode: u32) -> Result<StagedFile, FsError> {
+        let failed = |errno: Errno| self.error(Some(path), errno);
+        let name = CString::new(path.name()).map_err(|_| failed(Errno::INVAL))?;
+        let parent = match path.parent() {
+            None => open::again(self.handle.as_fd()),
+            Some(dir) => match open::below(self.handle.as_fd(), dir.as_str(), open::DIR) {
+                Err(Errno::NOENT) => self.make_dirs(&dir),
+                opened => opened,
+            },
+        };
+        StagedFile::new(
+            parent.map_err(failed)?,
+            name,
+            self.absolute(Some(path)),
+            mode,
+        )
+    }
+
+    /// Removes the file or link at `path`; whether one was there.
+    ///
+    /// # Errors
+    /// When it is a directory, or can't be removed.
+    pub fn remove_file(&self, path: &TreePath) -> Result<bool, FsError> {
+        match self.in_parent(path, |dir, name| {
+            rustix::fs::unlinkat(dir, name, AtFlags::empty())
+        }) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+            Err(errno) => Err(self.error(Some(path), errno)),
+        }
+    }
+
+    /// [`sweep_stale`] in the directory `dir` (`None`: the root itself).
+    ///
+    /// # Errors
+    /// When it can't be listed, or something there can't be removed.
+    pub fn sweep_stale(&self, dir: Option<&TreePath>) -> Result<usize, FsError> {
+        sweep(self.open_dir(dir)?.as_fd(), &self.absolute(dir))
+    }
+
+    fn make_dirs(&self, dir: &TreePath) -> Result<OwnedFd, Errno> {
+        let mode = Mode::from_raw_mode(0o755);
+        let mut at = open::again(self.handle.as_fd())?;
+        for name in dir.components() {
+            let made = match rustix::fs::mkdirat(&at, name, mode) {
+                Err(Errno::EXIST) => false,
+                made => made.map(|()| true)?,
+            };
+            at = open::entry(at.as_fd(), name, open::DIR)?;
+            if made {
+                set_mode(&at, mode)?;
+            }
+        }
+        Ok(at)
+    }
 }
 
 /// A new directory that is filled out of sight and then takes its place at once.
@@ -181,13 +303,21 @@ impl Drop for StagedDir {
 /// # Errors
 /// When `dir` can't be listed, or something there can't be removed.
 pub fn sweep_stale(dir: &Path) -> Result<usize, FsError> {
+    let handle = rustix::fs::open(dir, open::DIR, Mode::empty()).map_err(|errno| FsError {
+        path: dir.to_owned(),
+        source: errno.into(),
+    })?;
+    sweep(handle.as_fd(), dir)
+}
+
+/// The same in the directory `handle`, a fresh one, which is at `dir`.
+fn sweep(handle: BorrowedFd<'_>, dir: &Path) -> Result<usize, FsError> {
     let failed = |path: &Path, errno: Errno| FsError {
         path: path.to_owned(),
         source: errno.into(),
     };
-    let handle = rustix::fs::open(dir, open::DIR, Mode::empty()).map_err(|e| failed(dir, e))?;
     let mut removed = 0;
-    for (name, kind) in names(handle.as_fd()).map_err(|errno| failed(dir, errno))? {
+    for (name, kind) in names(handle).map_err(|errno| failed(dir, errno))? {
         if !is_left(&name) {
             continue;
         }
@@ -196,13 +326,13 @@ pub fn sweep_stale(dir: &Path) -> Result<usize, FsError> {
             FileType::RegularFile => open::FILE,
             _ => continue,
         };
-        let Ok(thing) = open::entry(handle.as_fd(), name.as_c_str(), flags) else {
+        let Ok(thing) = open::entry(handle, name.as_c_str(), flags) else {
             continue;
         };
         if rustix::fs::flock(&thing, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
-        remove(handle.as_fd(), &name)
+        remove(handle, &name)
             .map_err(|errno| failed(&dir.join(OsStr::from_bytes(name.to_bytes())), errno))?;
         removed += 1;
     }
@@ -551,7 +681,7 @@ mod tests {
         // Locked by somebody whose process we can't see.
         let foreign = temp.path().join(format!(".casepack-{dead}-3"));
         fs::create_dir(&foreign).unwrap();
-        let lock = fs::File::open(&foreign).unwrap();
+        let lock = File::open(&foreign).unwrap();
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
 
         assert_eq!(sweep_stale(temp.path()).unwrap(), 3);

@@ -1,0 +1,327 @@
+//! A store in a directory: every object is a file.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
+use rustix::io::Errno;
+
+use super::{
+    Action, Body, Conditions, Counters, Entry, Etag, Expected, Listed, Object, Reason, Store,
+    StoreError, Swap, Traffic, verify,
+};
+use crate::digest::{Digest, Hasher};
+use crate::fs::{
+    Found, FsError, Kind, ReadError, Root, STAGING, StagedFile, Stamp, Walk, write_all,
+};
+use crate::path::TreePath;
+
+/// The largest object that is compared with what a conditional write would put in its place.
+const MAX_COMPARED: u64 = 64 * 1024 * 1024;
+/// Whoever writes on a condition holds it. It is no object, since its name starts like [`STAGING`].
+const LOCK: &str = ".casepack-lock";
+const NS: i128 = 1_000_000_000;
+
+/// Objects in a directory. No link below it is followed.
+#[derive(Debug)]
+pub struct Directory {
+    root: Root,
+    /// Directories in which what killed processes left was looked for.
+    swept: Mutex<BTreeSet<Option<TreePath>>>,
+    counters: Counters,
+}
+
+impl Directory {
+    /// The store at `path`, a directory.
+    ///
+    /// # Errors
+    /// When it can't be opened.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let root = Root::open(path).map_err(|error| {
+            let reason = match error.source.kind() {
+                io::ErrorKind::NotFound => Reason::NoDirectory,
+                _ => Reason::Io(error.source),
+            };
+            StoreError::new(Action::Open, path.display().to_string(), reason)
+        })?;
+        Ok(Self {
+            root,
+            swept: Mutex::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// The store at `path`, made when nothing is there.
+    ///
+    /// # Errors
+    /// When it can't be made or opened.
+    pub fn create(path: &Path) -> Result<Self, StoreError> {
+        std::fs::create_dir_all(path).map_err(|error| {
+            StoreError::new(Action::Open, path.display().to_string(), error.into())
+        })?;
+        Self::open(path)
+    }
+
+    fn error(&self, action: Action, key: &TreePath, reason: impl Into<Reason>) -> StoreError {
+        StoreError::new(action, self.show(key.as_str()), reason.into())
+    }
+
+    /// Whether `key` could be one of casepack's unfinished files.
+    fn check(&self, action: Action, key: &TreePath) -> Result<(), StoreError> {
+        if key.components().any(|name| name.starts_with(STAGING)) {
+            return Err(self.error(action, key, Reason::ReservedKey));
+        }
+        Ok(())
+    }
+
+    /// A new file that will be at `key`.
+    fn stage(&self, key: &TreePath) -> Result<StagedFile, FsError> {
+        let staged = self.root.stage(key, 0o644)?;
+        let dir = key.parent();
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        if !swept.contains(&dir) {
+            // What can't be removed is in nobody's way.
+            self.root.sweep_stale(dir.as_ref()).ok();
+            swept.insert(dir);
+        }
+        Ok(staged)
+    }
+
+    /// Puts `staged` at `key`, later than what is there, so that no two states of an object have
+    /// one etag.
+    fn commit(&self, key: &TreePath, staged: StagedFile) -> Result<Etag, Reason> {
+        let (_, mut stamp) = Stamp::of_open(staged.file())?;
+        if let Some((_, before)) = self.root.stat(key)?
+            && before.mtime_ns >= stamp.mtime_ns
+        {
+            let mtime = before.mtime_ns + 1;
+            let nanos = mtime.rem_euclid(NS);
+            let times = Timestamps {
+                last_access: Timespec {
+                    tv_sec: 0,
+                    tv_nsec: UTIME_OMIT,
+                },
+                last_modification: Timespec {
+                    tv_sec: ((mtime - nanos) / NS)
+                        .try_into()
+                        .map_err(|_| Errno::RANGE)?,
+                    tv_nsec: nanos.try_into().map_err(|_| Errno::RANGE)?,
+                },
+            };
+            rustix::fs::futimens(staged.file(), &times)?;
+            stamp = Stamp::of_open(staged.file())?.1;
+        }
+        staged.commit()?;
+        Ok(etag(&stamp))
+    }
+
+    /// Keeps everybody else from writing on a condition, until dropped.
+    fn lock(&self) -> Result<OwnedFd, Reason> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o644);
+        let lock = rustix::fs::openat(self.root.handle(), LOCK, flags, mode)?;
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(lock),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Reason::NoLock(errno.into())),
+            }
+        }
+    }
+
+    fn read(&self, key: &TreePath, limit: u64) -> Result<Object, ReadError> {
+        let (bytes, stamp) = self.root.read(key, limit)?;
+        let etag = etag(&stamp);
+        Ok(Object { bytes, etag })
+    }
+
+    fn write(&self, key: &TreePath, body: Body<'_>, digest: &Digest) -> Result<Etag, Reason> {
+        let staged = self.stage(key)?;
+        let mut hasher = Hasher::new();
+        body.pieces(128 * 1024, |piece| {
+            hasher.update(piece);
+            write_all(staged.file(), piece).map_err(Reason::from)
+        })?;
+        verify(hasher, digest)?;
+        self.commit(key, staged)
+    }
+
+    fn swap(&self, key: &TreePath, bytes: &[u8], expected: Expected<'_>) -> Result<Swap, Reason> {
+        let _lock = self.lock()?;
+        let now = match self.read(key, MAX_COMPARED) {
+            Ok(now) => Some(now),
+            Err(ReadError::Missing) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let as_expected = match expected {
+            Expected::Absent => now.is_none(),
+            Expected::At(etag) => now.as_ref().is_some_and(|now| now.etag == *etag),
+        };
+        match now {
+            _ if as_expected => {
+                let staged = self.stage(key)?;
+                write_all(staged.file(), bytes)?;
+                Ok(Swap::Done(self.commit(key, staged)?))
+            }
+            Some(now) if now.bytes == bytes => Ok(Swap::Done(now.etag)),
+            now => Ok(Swap::Lost { now }),
+        }
+    }
+}
+
+/// Size, time and inode: what a listing can tell without reading.
+fn etag(stamp: &Stamp) -> Etag {
+    Etag(format!(
+        "{:x}-{:x}-{:x}",
+        stamp.size, stamp.mtime_ns, stamp.ino
+    ))
+}
+
+impl Store for Directory {
+    fn show(&self, key: &str) -> String {
+        self.root.named().join(key).display().to_string()
+    }
+
+    fn get(&self, key: &TreePath, limit: u64) -> Result<Object, StoreError> {
+        self.counters.request();
+        let object = self
+            .read(key, limit)
+            .map_err(|error| self.error(Action::Read, key, error))?;
+        self.counters.read(object.bytes.len());
+        Ok(object)
+    }
+
+    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Vec<u8>, StoreError> {
+        self.counters.request();
+        let read = || {
+            let (file, stamp) = self.root.open_file(key)?;
+            let end = start.checked_add(size as u64);
+            if end.is_none_or(|end| end > stamp.size) {
+                return Err(Reason::Short { start, size });
+            }
+            let mut bytes = vec![0; size];
+            match file.read_exact_at(&mut bytes, start) {
+                Ok(()) => Ok(bytes),
+                // It was cut since.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    Err(Reason::Short { start, size })
+                }
+                Err(error) => Err(error.into()),
+            }
+        };
+        let bytes = read().map_err(|reason| self.error(Action::Read, key, reason))?;
+        self.counters.read(size);
+        Ok(bytes)
+    }
+
+    fn put(&self, key: &TreePath, body: Body<'_>, digest: &Digest) -> Result<Etag, StoreError> {
+        self.check(Action::Write, key)?;
+        self.counters.request();
+        let etag = self
+            .write(key, body, digest)
+            .map_err(|reason| self.error(Action::Write, key, reason))?;
+        self.counters.wrote(body.size());
+        Ok(etag)
+    }
+
+    fn put_if(
+        &self,
+        key: &TreePath,
+        bytes: &[u8],
+        expected: Expected<'_>,
+    ) -> Result<Swap, StoreError> {
+        self.check(Action::Write, key)?;
+        self.counters.request();
+        let swap = self
+            .swap(key, bytes, expected)
+            .map_err(|reason| self.error(Action::Write, key, reason))?;
+        if let Swap::Done(_) = swap {
+            self.counters.wrote(bytes.len() as u64);
+        }
+        Ok(swap)
+    }
+
+    fn list(
+        &self,
+        prefix: &str,
+        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        self.counters.request();
+        let failed =
+            |error: FsError| StoreError::new(Action::List, self.show(prefix), error.into());
+        let dir = match prefix.rsplit_once('/') {
+            None => None,
+            // No object can have a key that starts with what is no path.
+            Some((dir, _)) => match TreePath::new(dir) {
+                Ok(dir) => Some(dir),
+                Err(_) => return Ok(()),
+            },
+        };
+        if let Some(dir) = &dir
+            && !matches!(self.root.stat(dir).map_err(failed)?, Some((Kind::Dir, _)))
+        {
+            return Ok(());
+        }
+        let mut stopped = false;
+        let mut visit = |found: Found<'_>| {
+            if stopped {
+                return Walk::Skip;
+            }
+            let listed = match found {
+                Found::EmptyDir(_) => return Walk::Skip,
+                Found::Unusable { shown, kind, why } => match why {
+                    Some(why) if kind == Kind::File && shown.starts_with(prefix) => {
+                        Listed::Unusable { key: shown, why }
+                    }
+                    _ => return Walk::Skip,
+                },
+                Found::Thing(thing) if thing.path.name().starts_with(STAGING) => return Walk::Skip,
+                Found::Thing(thing) if thing.kind == Kind::Dir => {
+                    let path = thing.path.as_str();
+                    let leads = path.starts_with(prefix) || prefix.starts_with(path);
+                    return if leads { Walk::Enter } else { Walk::Skip };
+                }
+                Found::Thing(thing) => {
+                    if thing.kind != Kind::File || !thing.path.as_str().starts_with(prefix) {
+                        return Walk::Skip;
+                    }
+                    // Gone since its directory was read: then it is not in the list.
+                    let Ok((Kind::File, stamp)) = thing.stat() else {
+                        return Walk::Skip;
+                    };
+                    Listed::Entry(Entry {
+                        key: thing.path,
+                        size: stamp.size,
+                        etag: etag(&stamp),
+                        modified: i64::try_from(stamp.mtime_ns.div_euclid(NS)).unwrap_or(i64::MAX),
+                    })
+                }
+            };
+            stopped = each(listed).is_break();
+            Walk::Skip
+        };
+        self.root.walk(dir.as_ref(), &mut visit).map_err(failed)
+    }
+
+    fn delete(&self, key: &TreePath) -> Result<(), StoreError> {
+        self.check(Action::Delete, key)?;
+        self.counters.request();
+        match self.root.remove_file(key) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.error(Action::Delete, key, error)),
+        }
+    }
+
+    fn probe_conditions(&self, _: &TreePath, _: &[u8]) -> Result<Conditions, StoreError> {
+        Ok(Conditions::Honoured)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.counters.traffic()
+    }
+}
