@@ -15,12 +15,13 @@
 //! | 1 words | `path`, `digest`, `diag`, `event`, `escape` |
 //! | 2 tools | `yaml`, `fs`, `template`, `store`, `tree` |
 //! | 3 inputs | `dataset`, `assemble` |
-//! | 4 decisions | `target`, `plan` |
+//! | 4 decisions | `target`, `bundle`, `plan` |
 //! | 5 actions | `run` |
 //! | 6 outcomes | `report` |
 //! | 7 shell | `cli` |
 
 pub mod assemble;
+pub mod bundle;
 pub mod cli;
 pub mod dataset;
 pub mod diag;

@@ -18,7 +18,7 @@ use crate::fs::{Found, FsError, Kind, ReadError, Root, Stamp, Thing, Walk, read_
 use crate::path::TreePath;
 
 /// Of a file's mode only the executable bit is carried (policy 5).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
     /// 0644
     Regular,
