@@ -9,11 +9,16 @@ mod agent;
 mod case;
 mod collect;
 mod env;
+mod hooks;
+mod known;
 mod overlay;
 mod package;
+mod packages;
 mod process;
 mod results;
+mod resume;
 mod sandbox;
+mod thresholds;
 mod verdict;
 mod verifier;
 mod worker;
@@ -26,17 +31,24 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use self::agent::Project;
-use self::case::Runner;
+use self::case::{Runner, write_result};
+use self::hooks::{Around, Hooks, Told};
+pub use self::known::Known;
+pub use self::packages::{Packages, find as find_packages};
 pub use self::results::{
-    AgentRun, CaseResult, DatasetRef, ErrorKind, JudgeResult, OutputFile, OutputSkipped, Outputs,
-    RunResults, Status, StepResult, Summary, VerifierRun,
+    AgentRef, AgentRun, CaseResult, DatasetRef, ErrorKind, HookRun, JudgeResult, OutputFile,
+    OutputSkipped, Outputs, Retried, RunResults, Status, StepResult, Summary, ThresholdResult,
+    Tokens, VerifierRun,
 };
-use self::sandbox::Sandbox;
-use crate::dataset::{Dataset, Mode, OUTPUT_MARK, Runner as RunnerBlock, RunnerCommand};
+use self::resume::Start;
+use self::sandbox::{Sandbox, find_program};
+use self::worker::Worker;
+use crate::dataset::{Dataset, Execution, Mode, OUTPUT_MARK, Phase, Threshold};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
 use crate::path::CaseId;
+use crate::target::harbor;
 
 /// One built package: a Harbor task directory.
 #[derive(Debug, Clone)]
@@ -50,8 +62,8 @@ pub struct PackageRef {
 /// Who works on the cases (`--agent`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agent {
-    /// The dataset's `runner` block.
-    Config,
+    /// The one of the `runner` block: [`Request::execution`].
+    Runner,
     /// The package's own `solution/solve.sh`, as Harbor's agent of that name does.
     Oracle,
     /// Nobody: the verifier sees the workspace as it was.
@@ -71,9 +83,15 @@ pub enum SandboxMode {
 
 /// What is to be run.
 pub struct Request<'a> {
-    /// The dataset that the packages were built from. Without it only [`Agent::Oracle`] and
-    /// [`Agent::Nop`] can work.
+    /// The dataset that the packages were built from, when there is one: its hooks, the fields of
+    /// its inputs, and what its agent may see.
     pub dataset: Option<&'a Dataset>,
+    /// How an agent is run. Without it only [`Agent::Oracle`] and [`Agent::Nop`] can work.
+    pub execution: Option<&'a Execution>,
+    /// Whether a step's own `runner` block counts.
+    pub step_runners: bool,
+    /// What the judges of all cases together have to reach.
+    pub thresholds: &'a BTreeMap<String, Threshold>,
     /// The dataset's name, for the results.
     pub dataset_name: &'a str,
     /// The dataset's digest (bundle-format, "Digests"), for the results.
@@ -82,8 +100,10 @@ pub struct Request<'a> {
     pub packages: &'a [PackageRef],
     /// Where runs are kept (`--runs-dir`); created when missing.
     pub runs_dir: &'a Path,
-    /// Name of this run's directory there; must not exist yet.
+    /// Name of this run's directory there; must not exist yet, but when it is resumed.
     pub run_id: &'a str,
+    /// Whether a run of that name is taken up again: only what has no verdict is run.
+    pub resume: bool,
     /// The project root.
     pub project: &'a Path,
     /// Who works.
@@ -94,6 +114,12 @@ pub struct Request<'a> {
     pub sandbox: SandboxMode,
     /// Cases at a time; at least 1.
     pub jobs: usize,
+    /// How often each case is run; at least 1.
+    pub attempts: u32,
+    /// How often a try that ended without a verdict is made again.
+    pub retries: u32,
+    /// The home directory whose login files of known agents are shown to them.
+    pub agent_home: Option<&'a Path>,
     /// The caller's environment: `$NAME` and `${NAME}` are looked up here.
     pub env: &'a BTreeMap<String, String>,
     /// A case with at least this reward has passed; [`PASS_AT`] by default.
@@ -118,6 +144,14 @@ pub enum Error {
     Exists {
         /// The run directory.
         path: PathBuf,
+    },
+    /// There is no run to take up again.
+    #[error("{path} is no run that can be taken up again: {reason}", path = path.display())]
+    Resume {
+        /// The run directory.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
     },
     /// Not usable as the name of a directory.
     #[error("'{id}' is no run id: use letters, digits, dots, dashes and underscores")]
@@ -176,7 +210,7 @@ pub fn run(
     let runs_dir = request.runs_dir.canonicalize();
     let runs_dir = runs_dir.map_err(io("opening the directory of runs", request.runs_dir))?;
     let dir = runs_dir.join(request.run_id);
-    if dir.symlink_metadata().is_ok() {
+    if !request.resume && dir.symlink_metadata().is_ok() {
         return Err(Error::Exists { path: dir });
     }
     let sandbox = find_sandbox(request, &runs_dir);
@@ -194,10 +228,93 @@ pub fn run(
             None
         }
     };
-    if request
-        .dataset
-        .is_some_and(|dataset| dataset.mode == Mode::Batch)
-    {
+    if let Some(dataset) = request.dataset {
+        tell_about(dataset, diags);
+    }
+    let start = Start::of(request, &agent);
+    let _held = if request.resume {
+        start.take_up(&dir)?
+    } else {
+        match std::fs::create_dir(&dir) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                return Err(Error::Exists { path: dir });
+            }
+            Err(error) => return Err(io("creating the run directory", &dir)(error)),
+        }
+        start.begin(&dir)?
+    };
+    let project = project(request, &runs_dir, sandbox.is_some());
+    let mut runner = Runner {
+        request,
+        project,
+        sandbox,
+        hooks: hooks(request, &dir),
+        told: Told::default(),
+        dir: dir.clone(),
+        diags: Mutex::new(diags.fork()),
+        shown: Mutex::default(),
+    };
+    observer.on(Event::StageStarted {
+        stage: Stage::Run,
+        total: request.packages.len(),
+    });
+    let scope = process::mark();
+    let mut hooked = Vec::new();
+    let cases = match around_all(&runner, Phase::BeforeAll, &scope, &mut hooked) {
+        Ok(told) => {
+            runner.told = told;
+            all_cases(&runner, observer)
+        }
+        Err(message) => request
+            .packages
+            .iter()
+            .map(|package| not_run(package, &message))
+            .collect(),
+    };
+    around_all(&runner, Phase::AfterAll, &scope, &mut hooked).ok();
+    around_all(&runner, Phase::BeforeReport, &scope, &mut hooked).ok();
+    if !runner.hooks.all.is_empty() && !process::end_scope(&scope) {
+        warnings.push("A process that a hook started could not be ended.".to_owned());
+    }
+    observer.on(Event::StageFinished { stage: Stage::Run });
+    let interrupted = cases
+        .iter()
+        .any(|case| case.error == Some(ErrorKind::Interrupted));
+    let shown = runner.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    let results = RunResults {
+        run_id: request.run_id.to_owned(),
+        dir,
+        casepack_version: env!("CARGO_PKG_VERSION").to_owned(),
+        dataset: DatasetRef {
+            packages_digest: packages_digest(&cases),
+            ..start.dataset
+        },
+        agent: AgentRef {
+            files: shown
+                .iter()
+                .map(|path| path.to_string_lossy().into_owned())
+                .collect(),
+            ..start.agent
+        },
+        isolated: runner.sandbox.is_some(),
+        pass_at: request.pass_at,
+        attempts: request.attempts,
+        thresholds: thresholds::evaluate(request.thresholds, &cases),
+        hooks: hooked,
+        warnings,
+        interrupted,
+        cases,
+    };
+    drop(shown);
+    let found = runner.diags.into_inner();
+    diags.append(found.unwrap_or_else(PoisonError::into_inner));
+    Ok(results)
+}
+
+/// What is to be known about a dataset before it is run.
+fn tell_about(dataset: &Dataset, diags: &mut Diagnostics) {
+    if dataset.mode == Mode::Batch {
         let told = "execution.mode is batch, but each case is run by itself, in its own workspace \
                     with a batch.yaml of one entry, as Harbor does.";
         diags.push(
@@ -209,109 +326,249 @@ pub fn run(
                 ),
         );
     }
-    match std::fs::create_dir(&dir) {
-        Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            return Err(Error::Exists { path: dir });
-        }
-        Err(error) => return Err(io("creating the run directory", &dir)(error)),
-    }
-    let runner = Runner {
-        request,
-        project: project(request, &runs_dir, sandbox.is_some()),
-        sandbox,
-        dir,
-        diags: Mutex::new(diags.fork()),
-        shown: Mutex::default(),
-    };
-    observer.on(Event::StageStarted {
-        stage: Stage::Run,
-        total: request.packages.len(),
-    });
-    let cases = all_cases(&runner, observer);
-    observer.on(Event::StageFinished { stage: Stage::Run });
-    let interrupted = cases
+    for (judge, _) in dataset
+        .verification
+        .thresholds
         .iter()
-        .any(|case| case.error == Some(ErrorKind::Interrupted));
-    let shown = runner.shown.lock().unwrap_or_else(PoisonError::into_inner);
-    let results = RunResults {
-        run_id: request.run_id.to_owned(),
-        dir: runner.dir.clone(),
-        dataset: DatasetRef {
-            name: request.dataset_name.to_owned(),
-            digest: request.dataset_digest.map(|digest| digest.to_string()),
-        },
-        agent,
-        model: runner.model(),
-        isolated: runner.sandbox.is_some(),
-        pass_at: request.pass_at,
-        agent_files: shown
-            .iter()
-            .map(|path| path.to_string_lossy().into_owned())
-            .collect(),
-        warnings,
-        interrupted,
-        cases,
+        .filter(|(_, bounds)| bounds.min_win_rate.is_some())
+    {
+        diags.push(
+            Diagnostic::new(
+                Rule::Unsupported,
+                format!(
+                    "thresholds.{judge}.min_win_rate is not held: a run compares with no other."
+                ),
+            )
+            .severity(Severity::Warning)
+            .field(format!("thresholds.{judge}.min_win_rate"))
+            .help("Use min_pass_rate or min_mean."),
+        );
+    }
+}
+
+/// The hooks of the dataset; none for packages alone.
+fn hooks<'a>(request: &'a Request<'a>, dir: &Path) -> Hooks<'a> {
+    let mut env = request.env.clone();
+    let mut all: &[_] = &[];
+    if let Some(dataset) = request.dataset {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        all = &dataset.hooks;
+        for (name, value) in [
+            ("AGENT_EVAL_WORKSPACE", text(dir)),
+            ("AGENT_EVAL_RUN_ID", request.run_id.to_owned()),
+            ("AGENT_EVAL_CONFIG", text(&dataset.sources.config)),
+            ("AGENT_EVAL_PROJECT_ROOT", text(request.project)),
+            ("AGENT_EVAL_MODEL", model(request).unwrap_or_default()),
+        ] {
+            env.insert(name.to_owned(), value);
+        }
+    }
+    Hooks {
+        all,
+        env,
+        run_dir: dir.to_owned(),
+        stop: request.stop,
+    }
+}
+
+/// Runs the hooks of a phase that is about the whole run.
+fn around_all(
+    runner: &Runner<'_>,
+    phase: Phase,
+    scope: &str,
+    done: &mut Vec<HookRun>,
+) -> Result<Told, String> {
+    if !runner.hooks.has(phase) {
+        return Ok(Told::default());
+    }
+    let around = Around {
+        cwd: runner.request.project,
+        also: Some(&runner.dir),
+        logs: runner.dir.join("hooks"),
+        told: Vec::new(),
+        step: None,
+        scope,
     };
-    drop(shown);
-    let found = runner.diags.into_inner();
-    diags.append(found.unwrap_or_else(PoisonError::into_inner));
-    Ok(results)
+    runner.hooks.run(phase, &around, done)
+}
+
+/// The digest that Harbor has for a dataset of these packages, when each of them is known.
+fn packages_digest(cases: &[CaseResult]) -> Option<String> {
+    let digests: Option<Vec<Digest>> = cases
+        .iter()
+        .map(|case| case.package_digest.as_ref()?.parse().ok())
+        .collect();
+    Some(harbor::dataset_digest(&digests?).to_string())
+}
+
+/// The result of a case that was left out because a hook before all of them failed.
+fn not_run(package: &PackageRef, why: &str) -> CaseResult {
+    let mut result = CaseResult::new(&package.id);
+    result.status = Status::Skipped;
+    result.error = Some(ErrorKind::Hook);
+    result.message = Some(why.to_owned());
+    result
+}
+
+/// The model that agents are told.
+fn model(request: &Request<'_>) -> Option<String> {
+    let own = || {
+        request
+            .execution
+            .and_then(|execution| execution.model.clone())
+    };
+    request.model.map(str::to_owned).or_else(own)
+}
+
+/// One attempt at one case.
+#[derive(Clone, Copy)]
+struct Unit {
+    package: usize,
+    /// From 1.
+    attempt: u32,
 }
 
 /// Runs every case on some threads. A thread lives until its cases are done, and so until every
 /// child that it started has ended.
 fn all_cases(runner: &Runner<'_>, observer: &dyn Observer) -> Vec<CaseResult> {
     let packages = runner.request.packages;
+    let attempts = runner.request.attempts.max(1);
+    let units: Vec<Unit> = (0..packages.len())
+        .flat_map(|package| (1..=attempts).map(move |attempt| Unit { package, attempt }))
+        .collect();
     let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<Option<CaseResult>>> = Mutex::new(vec![None; packages.len()]);
+    let done: Mutex<Vec<Vec<(u32, CaseResult)>>> = Mutex::new(vec![Vec::new(); packages.len()]);
     let work = || {
         loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(package) = packages.get(index) else {
+            let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                return;
+            };
+            let Some(package) = packages.get(unit.package) else {
                 return;
             };
             if runner.request.stop.load(Ordering::Relaxed) {
                 continue;
             }
             observer.on(Event::CaseStarted { case: &package.id });
-            let run = || runner.case(package);
-            let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-                let mut result = CaseResult::new(&package.id);
-                result.error = Some(ErrorKind::Internal);
-                result.message = Some("This is a bug in casepack: please report it.".to_owned());
-                result
-            });
+            let result = attempt(runner, package, unit.attempt);
+            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(place) = done.get_mut(unit.package) else {
+                return;
+            };
+            place.push((unit.attempt, result));
+            if place.len() < usize::try_from(attempts).unwrap_or(usize::MAX) {
+                continue;
+            }
+            let result = together(runner, package, place);
+            drop(done);
             observer.on(Event::CaseRun {
                 case: &package.id,
                 status: result.status.name(),
                 reward: result.reward,
                 duration: result.duration,
             });
-            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(place) = done.get_mut(index) {
-                *place = Some(result);
-            }
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..runner.request.jobs.clamp(1, packages.len().clamp(1, 256)) {
+        for _ in 0..runner.request.jobs.clamp(1, units.len().clamp(1, 256)) {
             scope.spawn(work);
         }
     });
-    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.into_iter()
-        .zip(packages)
-        .map(|(result, package)| {
-            result.unwrap_or_else(|| {
-                let mut result = CaseResult::new(&package.id);
-                result.status = Status::Skipped;
-                result.error = Some(ErrorKind::Interrupted);
-                result.message = Some("The run was stopped before this case started.".to_owned());
-                result
-            })
-        })
-        .collect()
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let of = |(results, package): (&mut Vec<(u32, CaseResult)>, &PackageRef)| {
+        let all = usize::try_from(attempts).unwrap_or(usize::MAX);
+        if results.len() < all {
+            let mut result = CaseResult::new(&package.id);
+            result.status = Status::Skipped;
+            result.error = Some(ErrorKind::Interrupted);
+            result.message = Some("The run was stopped before this case was done.".to_owned());
+            result.attempts = results.drain(..).map(|(_, result)| result).collect();
+            return result;
+        }
+        let result = results.pop().map(|(_, result)| result);
+        result.unwrap_or_else(|| CaseResult::new(&package.id))
+    };
+    done.iter_mut().zip(packages).map(of).collect()
+}
+
+/// Makes one result of all attempts at a case, in place.
+fn together(
+    runner: &Runner<'_>,
+    package: &PackageRef,
+    attempts: &mut [(u32, CaseResult)],
+) -> CaseResult {
+    if runner.request.attempts <= 1 {
+        // There is exactly one.
+        return attempts.first().map_or_else(
+            || CaseResult::new(&package.id),
+            |(_, result)| result.clone(),
+        );
+    }
+    attempts.sort_by_key(|(attempt, _)| *attempt);
+    let results = attempts.iter().map(|(_, result)| result.clone()).collect();
+    let mut result = CaseResult::of_attempts(&package.id, results);
+    let dir = runner.dir.join(package.id.as_str());
+    if dir.is_dir() {
+        write_result(&dir, &mut result);
+    }
+    // Every attempt is in it; the last place stands for all.
+    if let Some((_, last)) = attempts.last_mut() {
+        last.clone_from(&result);
+    }
+    result
+}
+
+/// One attempt at a case: taken over from the run that is taken up again, or made, again where
+/// there is no verdict and that may be tried.
+fn attempt(runner: &Runner<'_>, package: &PackageRef, attempt: u32) -> CaseResult {
+    let dir = runner.place(&package.id, attempt);
+    if runner.request.resume
+        && let Some(result) = resume::kept(&dir, package)
+    {
+        return result;
+    }
+    let mut retried: Vec<Retried> = Vec::new();
+    loop {
+        let run = || {
+            resume::clear(&dir)?;
+            Ok::<_, crate::fs::FsError>(runner.case(package, &dir))
+        };
+        let failed = |error, message: String| {
+            let mut result = CaseResult::new(&package.id);
+            result.error = Some(error);
+            result.message = Some(message);
+            result
+        };
+        let mut result = match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(result)) => result,
+            Ok(Err(error)) => {
+                let message = format!("Clearing the case's directory failed: {}.", error.source);
+                failed(ErrorKind::Io, message)
+            }
+            Err(_) => {
+                let message = "This is a bug in casepack: please report it.".to_owned();
+                failed(ErrorKind::Internal, message)
+            }
+        };
+        let tries = u32::try_from(retried.len()).unwrap_or(u32::MAX);
+        match result.error {
+            Some(error) if error.may_pass() && tries < runner.request.retries => {
+                retried.push(Retried {
+                    error,
+                    message: result.message.take(),
+                });
+            }
+            _ => {
+                if !retried.is_empty() {
+                    result.retried = retried;
+                    if dir.is_dir() {
+                        write_result(&dir, &mut result);
+                    }
+                }
+                return result;
+            }
+        }
+    }
 }
 
 fn check_id(id: &str) -> Result<(), Error> {
@@ -325,8 +582,9 @@ fn check_id(id: &str) -> Result<(), Error> {
 /// The agent's name; refuses what can't be run at all before anything is written.
 fn check_agent(request: &Request<'_>, diags: &mut Diagnostics) -> Result<String, Error> {
     let refused = |diags: &mut Diagnostics, message: String| {
-        let help = "Use runner.type: cli with a runner.command, or run with --agent oracle (the \
-                    package's own solution) or --agent nop (nobody).";
+        let help = "Name one with --agent claude-code, codex or opencode, give a command with \
+                    --agent-command, or run with --agent oracle (the package's own solution) or \
+                    --agent nop (nobody).";
         diags.push(
             Diagnostic::new(Rule::Unsupported, message)
                 .field("runner")
@@ -334,29 +592,32 @@ fn check_agent(request: &Request<'_>, diags: &mut Diagnostics) -> Result<String,
         );
         Err(Error::Refused)
     };
-    match (request.agent, request.dataset) {
+    match (request.agent, request.execution) {
         (Agent::Oracle, _) => Ok("oracle".to_owned()),
         (Agent::Nop, _) => Ok("nop".to_owned()),
-        (Agent::Config, None) => refused(
+        (Agent::Runner, None) => refused(
             diags,
             "Packages do not say which agent is to run them.".to_owned(),
         ),
-        (Agent::Config, Some(dataset)) => match cli_command(&dataset.execution.runner) {
-            Ok(_) => Ok(dataset.execution.runner.kind.clone()),
+        (Agent::Runner, Some(execution)) => match Worker::of(&execution.runner) {
+            Ok(Worker::Known(known)) if find_program(known.program(), request.env).is_none() => {
+                diags.push(
+                    Diagnostic::new(
+                        Rule::Unsupported,
+                        format!(
+                            "The program '{}' of the agent {} is not found in PATH.",
+                            known.program(),
+                            known.name()
+                        ),
+                    )
+                    .field("runner.type")
+                    .help("Install it, or run with --agent oracle or --agent nop."),
+                );
+                Err(Error::Refused)
+            }
+            Ok(_) => Ok(execution.runner.kind.clone()),
             Err(message) => refused(diags, message),
         },
-    }
-}
-
-/// The command of a runner, when it is of the kind that can be run.
-fn cli_command(runner: &RunnerBlock) -> Result<&RunnerCommand, String> {
-    match (runner.kind.as_str(), &runner.command) {
-        ("cli", Some(command)) => Ok(command),
-        ("cli", None) => Err("runner.type is cli, and runner.command is missing.".to_owned()),
-        ("", _) => Err("The dataset names no runner.type.".to_owned()),
-        (kind, _) => Err(format!(
-            "casepack can not run agents of runner.type '{kind}' yet: it knows cli, oracle and nop."
-        )),
     }
 }
 

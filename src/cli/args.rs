@@ -12,7 +12,7 @@ use clap_complete::Shell;
 
 use crate::dataset::Format;
 use crate::diag::Rule;
-use crate::run::{Agent, SandboxMode};
+use crate::run::{Known, SandboxMode};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -235,7 +235,7 @@ pub(crate) struct Packaging {
 }
 
 /// Where outputs go.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Packages")]
 pub(crate) struct Destination {
     /// Where outputs go
@@ -307,6 +307,17 @@ pub(crate) struct Run {
     pub(crate) packaging: Packaging,
 }
 
+/// Who works on the cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// The runner of the dataset.
+    Config,
+    Oracle,
+    Nop,
+    /// An agent of this name, whatever the dataset says.
+    Known(Known),
+}
+
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Run")]
 pub(crate) struct Running {
@@ -321,21 +332,47 @@ pub(crate) struct Running {
     /// The name of this run; the time without it
     #[arg(long, value_name = "ID", env = "CASEPACK_RUN_ID")]
     pub(crate) run_id: Option<String>,
-    /// Who works: the dataset's runner, the case's own solution, or nobody
+    /// Take up a run again that was stopped: its name, or its directory; runs what has no verdict
+    #[arg(
+        long,
+        value_name = "RUN",
+        env = "CASEPACK_RESUME",
+        conflicts_with = "run_id"
+    )]
+    pub(crate) resume: Option<PathBuf>,
+    /// Who works: the dataset's runner, the case's own solution, nobody, or a known agent
     #[arg(
         long,
         value_name = "WHO",
         env = "CASEPACK_AGENT",
         default_value = "config"
     )]
-    #[arg(value_parser = named([("config", Agent::Config), ("oracle", Agent::Oracle), ("nop", Agent::Nop)]))]
-    pub(crate) agent: Agent,
+    #[arg(value_parser = named([
+        ("config", Who::Config),
+        ("oracle", Who::Oracle),
+        ("nop", Who::Nop),
+        ("claude-code", Who::Known(Known::ClaudeCode)),
+        ("codex", Who::Known(Known::Codex)),
+        ("opencode", Who::Known(Known::OpenCode)),
+    ]))]
+    pub(crate) agent: Who,
     /// The command of the agent, in place of the dataset's runner; with its placeholders
     #[arg(long, value_name = "COMMAND", env = "CASEPACK_AGENT_COMMAND")]
     pub(crate) agent_command: Option<String>,
     /// The model that the agent is told
     #[arg(long, value_name = "MODEL", env = "CASEPACK_MODEL")]
     pub(crate) model: Option<String>,
+    /// A home directory (such as ~) whose login files of known agents are shown to them
+    #[arg(long, value_name = "DIR", env = "CASEPACK_AGENT_HOME")]
+    pub(crate) agent_home: Option<PathBuf>,
+    /// How often each case is run; the summary then has pass@k
+    #[arg(long, value_name = "K", env = "CASEPACK_ATTEMPTS", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) attempts: u32,
+    /// How often a case that ends without a verdict is tried again
+    #[arg(long, value_name = "N", env = "CASEPACK_RETRIES", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) retries: u32,
     /// How agents and judges are kept from this machine
     #[arg(
         long,

@@ -2,7 +2,7 @@
 //! and `run` begin with.
 
 use super::Context;
-use super::args::{Input, Packaging};
+use super::args::{Input, Packaging, Reading};
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
 use super::settings;
@@ -37,23 +37,14 @@ pub(super) fn load(
     let flags = packaging.flags();
     refuse_bad_flags(&flags)?;
     let globs = input.reading.globs();
-    let select = Select::new(&globs).map_err(|(glob, why)| {
-        Failure::new(
-            format!("'{glob}' is no pattern for --case: {why}."),
-            "Use *, ?, [abc] and {a,b}; put [*] for a star that is meant.",
-        )
-    })?;
-    let select = match input.reading.shard {
-        Some((index, count)) => select.shard(index, count),
-        None => select,
-    };
+    let select = select(&input.reading)?;
     let request = context.machine.load_request(input);
     refuse_missing_dirs(&request)?;
     let Some(dataset) = dataset::load(&request, diags) else {
         return Ok(None);
     };
     if !globs.is_empty() && !dataset.cases.iter().any(|case| select.has(case)) {
-        return Err(no_case(&globs, &dataset));
+        return Err(no_case(&globs, &dataset.cases));
     }
     unknown_options(&dataset, diags);
     let options = harbor::Options::from_settings(&flags, &dataset.options, diags);
@@ -63,6 +54,23 @@ pub(super) fn load(
         options,
         jobs: settings::jobs(&input.reading),
     }))
+}
+
+/// The cases that are meant by `--case` and `--shard`.
+///
+/// # Errors
+/// The pattern that is none.
+pub(super) fn select(reading: &Reading) -> Result<Select, Failure> {
+    let select = Select::new(&reading.globs()).map_err(|(glob, why)| {
+        Failure::new(
+            format!("'{glob}' is no pattern for --case: {why}."),
+            "Use *, ?, [abc] and {a,b}; put [*] for a star that is meant.",
+        )
+    })?;
+    Ok(match reading.shard {
+        Some((index, count)) => select.shard(index, count),
+        None => select,
+    })
 }
 
 /// Directories of the command line that are none: exit 2.
@@ -109,13 +117,9 @@ fn refuse_bad_flags(flags: &harbor::Flags) -> Result<(), Failure> {
     }
 }
 
-fn no_case(globs: &[String], dataset: &Dataset) -> Failure {
-    let cases: Vec<_> = dataset.cases.iter().take(8).map(CaseId::as_str).collect();
-    let more = if dataset.cases.len() > cases.len() {
-        ", …"
-    } else {
-        ""
-    };
+pub(super) fn no_case(globs: &[String], all: &[CaseId]) -> Failure {
+    let cases: Vec<_> = all.iter().take(8).map(CaseId::as_str).collect();
+    let more = if all.len() > cases.len() { ", …" } else { "" };
     let help = if cases.is_empty() {
         "The dataset has no cases.".to_owned()
     } else {

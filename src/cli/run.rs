@@ -1,71 +1,53 @@
 //! `casepack run`: every case is built, run on this machine and judged.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde_json::Value;
 
 use super::Context;
-use super::args::Run;
+use super::args::{Destination, Run, Who};
 use super::build;
 use super::exit::Exit;
-use super::input::{self, Loaded};
+use super::input;
 use super::outcome::{Failure, Outcome, interrupted};
+use super::settings;
 use super::ui::{Cell, Ink, Progress, Table};
-use crate::dataset::RunnerCommand;
-use crate::diag::Diagnostics;
+use crate::dataset::{Dataset, Execution, Instruction, Runner, RunnerCommand, Threshold};
+use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::digest::Digest;
 use crate::escape;
 use crate::report;
-use crate::run::{Error, PackageRef, Request, RunResults, run as run_packages};
-use crate::target::Target;
+use crate::run::{
+    Agent, Error, PackageRef, Packages, Request, RunResults, find_packages, run as run_packages,
+};
+use crate::target::Target::Harbor;
 
 /// Runs that start in one second, before one is refused.
 const SAME_SECOND: usize = 100;
 
 pub(super) fn run(args: &Run, context: &Context) -> Outcome {
     let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
-    let mut loaded = match input::load(&args.input, &args.packaging, context, &mut diags) {
-        Ok(Some(loaded)) => loaded,
-        Ok(None) => return Outcome::of(diags),
-        Err(failure) => return input::refused(diags, failure),
-    };
-    if let Some(command) = &args.running.agent_command {
-        let runner = &mut loaded.dataset.execution.runner;
-        "cli".clone_into(&mut runner.kind);
-        runner.command = Some(RunnerCommand::Text(command.clone()));
-    }
-    let built = build::build(
-        &loaded,
-        &[Target::Harbor],
-        &args.destination,
-        context,
-        &mut diags,
-    );
-    let built = match built {
-        Ok(built) => built,
+    let target = match find(args, context, &mut diags) {
+        Ok(Some(target)) => target,
+        Ok(None) => return Outcome::of(diags).at_least(Exit::Findings),
         Err(stopped) => return stopped.outcome(diags),
     };
-    if built.interrupted {
-        return interrupted(Outcome::of(diags), "No case was run.");
-    }
-    // A run of what is left would give a mean that looks like one of the whole dataset.
-    if diags.has_errors() {
-        let failure = Failure::new(
-            "Nothing was run, because of the errors above.",
-            "Mend them, or choose the cases that are fine with --case.",
-        );
-        return Outcome::of(diags).failed(Exit::Findings, failure);
-    }
-    let digest = built.dataset_digest;
-    let packages: Vec<_> = built
-        .packages
-        .into_iter()
-        .map(|(id, dir)| PackageRef { id, dir })
-        .collect();
-    match execute(args, &loaded, digest, &packages, context, &mut diags) {
+    match execute(args, &target, context, &mut diags) {
         Ok(results) => finish(&results, context, diags),
         Err(Error::Refused) => Outcome::of(diags).at_least(Exit::Findings),
         Err(error) => {
             let (exit, help) = match error {
-                Error::Exists { .. } => (Exit::Usage, "Choose another --run-id."),
+                Error::Exists { .. } => (
+                    Exit::Usage,
+                    "Choose another --run-id, or take it up again with --resume.",
+                ),
                 Error::RunId { .. } => (Exit::Usage, "Change --run-id."),
+                Error::Resume { .. } => (
+                    Exit::Usage,
+                    "Name a run that was stopped and say the rest as it was said then, or start a \
+                     new run without --resume.",
+                ),
                 Error::Sandbox { .. } => (
                     Exit::System,
                     "Install bubblewrap, or run without a sandbox: --sandbox none.",
@@ -80,40 +62,233 @@ pub(super) fn run(args: &Run, context: &Context) -> Outcome {
     }
 }
 
+/// What is to be run.
+struct Target {
+    dataset: Option<Dataset>,
+    execution: Option<Execution>,
+    name: String,
+    digest: Option<Digest>,
+    packages: Vec<PackageRef>,
+    thresholds: BTreeMap<String, Threshold>,
+    project: PathBuf,
+    jobs: usize,
+}
+
+/// Why nothing is run.
+enum Stopped {
+    Usage(Failure),
+    Findings(Failure),
+    Build(build::Stopped),
+    Interrupted,
+}
+
+impl Stopped {
+    fn outcome(self, diags: Diagnostics) -> Outcome {
+        match self {
+            Self::Usage(failure) => input::refused(diags, failure),
+            Self::Findings(failure) => Outcome::of(diags).failed(Exit::Findings, failure),
+            Self::Build(stopped) => stopped.outcome(diags),
+            Self::Interrupted => interrupted(Outcome::of(diags), "No case was run."),
+        }
+    }
+}
+
+/// Packages that are there, or a dataset, whose packages are built. `None`: the reasons are in
+/// `diags`.
+fn find(args: &Run, context: &Context, diags: &mut Diagnostics) -> Result<Option<Target>, Stopped> {
+    let path = context.machine.absolute(&args.input.path);
+    let found = match args.input.reading.format {
+        None => find_packages(&path),
+        Some(_) => None,
+    };
+    let mut target = match found {
+        Some(found) => of_packages(args, found, context, diags)?,
+        None => match of_dataset(args, context, diags)? {
+            Some(target) => target,
+            None => return Ok(None),
+        },
+    };
+    let running = &args.running;
+    let runner = match (&running.agent_command, running.agent) {
+        (Some(command), _) => Some(Runner {
+            kind: "cli".to_owned(),
+            command: Some(RunnerCommand::Text(command.clone())),
+            ..Runner::default()
+        }),
+        (None, Who::Known(known)) => Some(Runner {
+            kind: known.name().to_owned(),
+            ..Runner::default()
+        }),
+        (None, _) => None,
+    };
+    if let Some(Runner { kind, command, .. }) = runner {
+        let own = &mut target.execution.get_or_insert_default().runner;
+        (own.kind, own.command) = (kind, command);
+    }
+    Ok(Some(target))
+}
+
+fn of_packages(
+    args: &Run,
+    found: Packages,
+    context: &Context,
+    diags: &mut Diagnostics,
+) -> Result<Target, Stopped> {
+    for (dir, why) in &found.unusable {
+        let dir = context.machine.shown(dir);
+        diags.push(
+            Diagnostic::new(
+                Rule::BadSegment,
+                format!("The package '{dir}' can not be run: {why}."),
+            )
+            .help("Rename the directory.")
+            .file(dir),
+        );
+    }
+    let reading = &args.input.reading;
+    let select = input::select(reading).map_err(Stopped::Usage)?;
+    let ids: Vec<_> = found
+        .packages
+        .iter()
+        .map(|package| package.id.clone())
+        .collect();
+    if !reading.globs().is_empty() && !ids.iter().any(|id| select.has(id)) {
+        return Err(Stopped::Usage(input::no_case(&reading.globs(), &ids)));
+    }
+    let packages = found.packages.into_iter();
+    Ok(Target {
+        dataset: None,
+        execution: None,
+        name: found.name,
+        digest: None,
+        packages: packages.filter(|package| select.has(&package.id)).collect(),
+        thresholds: found.thresholds,
+        project: context.machine.cwd.clone(),
+        jobs: settings::jobs(reading),
+    })
+}
+
+fn of_dataset(
+    args: &Run,
+    context: &Context,
+    diags: &mut Diagnostics,
+) -> Result<Option<Target>, Stopped> {
+    let loaded =
+        input::load(&args.input, &args.packaging, context, diags).map_err(Stopped::Usage)?;
+    let Some(mut loaded) = loaded else {
+        return Ok(None);
+    };
+    let Destination { mut out, force } = args.destination.clone();
+    if uses_results_of_steps(&loaded.dataset) {
+        // Kept apart from what may be given to others.
+        loaded.options.local = true;
+        out.push("local");
+    }
+    let destination = Destination { out, force };
+    let built =
+        build::build(&loaded, &[Harbor], &destination, context, diags).map_err(Stopped::Build)?;
+    if built.interrupted {
+        return Err(Stopped::Interrupted);
+    }
+    // A run of what is left would give a mean that looks like one of the whole dataset.
+    if diags.has_errors() {
+        return Err(Stopped::Findings(Failure::new(
+            "Nothing was run, because of the errors above.",
+            "Mend them, or choose the cases that are fine with --case.",
+        )));
+    }
+    let packages = built.packages.into_iter();
+    let dataset = loaded.dataset;
+    let given = args.input.reading.jobs.map(Into::into);
+    Ok(Some(Target {
+        execution: Some(dataset.execution.clone()),
+        name: dataset.name.clone(),
+        digest: built.dataset_digest,
+        packages: packages.map(|(id, dir)| PackageRef { id, dir }).collect(),
+        thresholds: dataset.verification.thresholds.clone(),
+        project: dataset.sources.project.clone(),
+        // What the dataset says about its agent counts before what the machine could do.
+        jobs: given
+            .or(dataset.execution.parallelism)
+            .unwrap_or(loaded.jobs),
+        dataset: Some(dataset),
+    }))
+}
+
+/// Whether an instruction can only be rendered while a case runs. All cases have the same
+/// templates.
+fn uses_results_of_steps(dataset: &Dataset) -> bool {
+    let Some(first) = dataset.cases.first() else {
+        return false;
+    };
+    // What is wrong with the case is told by the build.
+    let case = dataset.read_case(first, &mut Diagnostics::default());
+    case.is_some_and(|case| {
+        let mut steps = case.steps.iter();
+        steps.any(|step| matches!(step.instruction, Instruction::Deferred { .. }))
+    })
+}
+
 fn execute(
     args: &Run,
-    loaded: &Loaded,
-    digest: Option<crate::digest::Digest>,
-    packages: &[PackageRef],
+    target: &Target,
     context: &Context,
     diags: &mut Diagnostics,
 ) -> Result<RunResults, Error> {
     let machine = &context.machine;
-    let given = args.input.reading.jobs.map(Into::into);
-    let dataset = &loaded.dataset;
     let running = &args.running;
+    let mut runs_dir = machine.absolute(&running.runs_dir);
+    let mut resumed = None;
+    if let Some(run) = &running.resume {
+        let name = run.file_name().unwrap_or_default().to_string_lossy();
+        // A path says where runs are, a name does not.
+        if let Some(parent) = run.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            runs_dir = machine.absolute(parent);
+        }
+        resumed = Some(name.into_owned());
+    }
+    let agent_home = running
+        .agent_home
+        .as_ref()
+        .map(|home| machine.absolute(home));
+    let overridden = running.agent_command.is_some() || matches!(running.agent, Who::Known(_));
     let request = Request {
-        dataset: Some(dataset),
-        dataset_name: &dataset.name,
-        dataset_digest: digest,
-        packages,
-        runs_dir: &machine.absolute(&running.runs_dir),
+        dataset: target.dataset.as_ref(),
+        execution: target.execution.as_ref(),
+        step_runners: !overridden,
+        thresholds: &target.thresholds,
+        dataset_name: &target.name,
+        dataset_digest: target.digest,
+        packages: &target.packages,
+        runs_dir: &runs_dir,
         run_id: "",
-        project: &dataset.sources.project,
-        agent: running.agent,
+        resume: false,
+        project: &target.project,
+        agent: match running.agent {
+            Who::Oracle => Agent::Oracle,
+            Who::Nop => Agent::Nop,
+            Who::Config | Who::Known(_) => Agent::Runner,
+        },
         model: running.model.as_deref(),
         sandbox: running.sandbox,
-        // What the dataset says about its agent counts before what the machine could do.
-        jobs: given
-            .or(dataset.execution.parallelism)
-            .unwrap_or(loaded.jobs)
-            .max(1),
+        jobs: target.jobs.max(1),
+        attempts: running.attempts,
+        retries: running.retries,
+        agent_home: agent_home.as_deref(),
         env: &machine.env,
         pass_at: running.pass_at,
         agent_timeout: args.packaging.agent_timeout(),
         stop: &context.stop,
     };
     let progress = Progress::new(&context.look);
+    if let Some(run_id) = &resumed {
+        let request = Request {
+            run_id,
+            resume: true,
+            ..request
+        };
+        return run_packages(&request, &progress, diags);
+    }
     if let Some(run_id) = &running.run_id {
         return run_packages(&Request { run_id, ..request }, &progress, diags);
     }
@@ -168,7 +343,14 @@ fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcom
         })
         .collect();
     if results.interrupted {
-        return interrupted(outcome, "The cases that were run have their results.");
+        let failure = Failure::new(
+            "Interrupted. The cases that were run have their results.",
+            format!(
+                "Add --resume {} to the same command to run the rest.",
+                results.run_id
+            ),
+        );
+        return outcome.failed(Exit::Interrupted, failure);
     }
     if results.all_passed() {
         outcome
@@ -207,10 +389,42 @@ fn table(results: &RunResults, path: &str, color: bool) -> String {
     let mean = numbers
         .mean_reward
         .map_or_else(String::new, |mean| format!("; mean reward {mean:.2}"));
-    format!(
-        "{}\n{}{mean}.\nResults: {}\n",
-        table.show(color),
-        parts.join(", "),
-        escape::line(path)
-    )
+    let mut text = format!("{}\n{}{mean}.\n", table.show(color), parts.join(", "));
+    let rates: Vec<_> = numbers
+        .pass_at_k
+        .iter()
+        .map(|(k, rate)| format!("pass@{k} {rate:.2}"))
+        .collect();
+    if !rates.is_empty() {
+        let attempts = results.attempts.to_string();
+        text.extend([&attempts, " attempts each: ", &rates.join(", "), ".\n"]);
+    }
+    text.push_str(&thresholds(results, color));
+    text.extend(["Results: ", &escape::line(path), "\n"]);
+    text
+}
+
+/// What had to be reached, a line each.
+fn thresholds(results: &RunResults, color: bool) -> String {
+    if results.thresholds.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::default();
+    for bound in &results.thresholds {
+        let (word, ink) = if bound.met {
+            ("met", Ink::Good)
+        } else {
+            ("missed", Ink::Bad)
+        };
+        let value = bound
+            .value
+            .map_or_else(|| "nothing".to_owned(), |value| format!("{value:.2}"));
+        table.row([
+            Cell::new(word).ink(ink),
+            Cell::new(format!("{}.{}", bound.judge, bound.rule)),
+            Cell::new(format!("{:.2}", bound.limit)).right(),
+            Cell::new(format!("got {value}")),
+        ]);
+    }
+    format!("Thresholds:\n{}", table.show(color))
 }

@@ -16,7 +16,7 @@ use crate::tree::Tree;
 use crate::yaml::Yaml;
 
 /// The longest argument that Linux takes, with room for the final NUL.
-const WORD_MAX: usize = 128 * 1024 - 1;
+pub(super) const WORD_MAX: usize = 128 * 1024 - 1;
 
 /// Where the project is, and what of it nobody may name.
 #[derive(Debug)]
@@ -395,20 +395,13 @@ impl Project {
                 path.display()
             ));
         };
-        // What lies beside the case directories, in the dataset's own directory, is no case.
-        let dataset = self
-            .dataset
-            .iter()
-            .filter(|dataset| !(real.is_file() && real.parent() == Some(dataset.as_path())));
-        for guarded in self.guarded.iter().chain(dataset) {
-            if real.starts_with(guarded) || guarded.starts_with(&real) {
-                return Err(format!(
-                    "The agent's command names {}, and the agent must not see {}: it would see \
-                     what it is judged by. Name a file or directory that is only the agent's.",
-                    path.display(),
-                    guarded.display()
-                ));
-            }
+        if let Some(guarded) = self.held_back(&real) {
+            return Err(format!(
+                "The agent's command names {}, and the agent must not see {}: it would see what it \
+                 is judged by. Name a file or directory that is only the agent's.",
+                path.display(),
+                guarded.display()
+            ));
         }
         // The name under which it was asked for counts: `agent.py` may be a link to `v2.py`.
         let named = self
@@ -423,6 +416,34 @@ impl Project {
             mounts.push(Mount::read(real, seen.clone()));
         }
         Ok(Some(seen))
+    }
+
+    /// What nobody may see of what is at `real`, or holds it.
+    fn held_back(&self, real: &Path) -> Option<&Path> {
+        // What lies beside the case directories, in the dataset's own directory, is no case.
+        let dataset = self
+            .dataset
+            .iter()
+            .filter(|dataset| !(real.is_file() && real.parent() == Some(dataset.as_path())));
+        let mut guarded = self.guarded.iter().chain(dataset);
+        guarded
+            .find(|guarded| real.starts_with(guarded) || guarded.starts_with(real))
+            .map(PathBuf::as_path)
+    }
+
+    /// Refuses a plugin directory that holds what agents are judged by.
+    ///
+    /// # Errors
+    /// A sentence that names both.
+    pub(super) fn may_show(&self, real: &Path) -> Result<(), String> {
+        self.held_back(real).map_or(Ok(()), |guarded| {
+            Err(format!(
+                "The plugin directory {} can not be shown to the agent, since it would show {}. \
+                 Name the plugin's own directory.",
+                real.display(),
+                guarded.display()
+            ))
+        })
     }
 
     /// The path at which the agent finds what is at `path`, a path below one of the roots.

@@ -14,23 +14,30 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::agent::Project;
+use super::hooks::{Around, Hooks, Told};
 use super::package::{Package, SETUP, Step, Strategy, Unusable};
 use super::process::{self, Capture, Cut, Ended, Job};
-use super::results::{AgentRun, CaseResult, ErrorKind, Outputs, Status, StepResult, to_text};
+use super::results::{
+    AgentRun, CaseResult, ErrorKind, HookRun, Outputs, Status, StepResult, to_text,
+};
 use super::sandbox::{self, Mount, Sandbox};
-use super::{Agent, PackageRef, Request, collect, env, overlay, verdict};
-use crate::dataset;
-use crate::diag::Diagnostics;
+use super::{Agent, PackageRef, Request, collect, env, known, overlay, verdict};
+use crate::dataset::{self, Execution, Instruction, Phase};
+use crate::diag::{Diagnostic, Diagnostics};
 use crate::fs::{Root, remove_tree, write_atomic};
-use crate::path::TreePath;
+use crate::path::{CaseId, TreePath};
+use crate::template;
 use crate::tree::{Data, Tree, materialise};
+use crate::yaml::{Node, Yaml};
 
 /// Of each of an agent's and a verifier's output streams so much is kept.
 const OUTPUT_MAX: u64 = 16 << 20;
 /// How long a step's `setup.sh` may take.
 const SETUP_TIMEOUT: Duration = Duration::from_mins(10);
 /// Names in a run's directory that are not those of cases.
-const TAKEN: [&str; 5] = [
+const TAKEN: [&str; 7] = [
+    "hooks",
+    "run.json",
     "results.json",
     "junit.xml",
     "summary.md",
@@ -45,6 +52,10 @@ pub(super) struct Runner<'a> {
     pub(super) dir: PathBuf,
     pub(super) sandbox: Option<Sandbox>,
     pub(super) project: Project,
+    /// Hooks of the dataset.
+    pub(super) hooks: Hooks<'a>,
+    /// What the hooks before all cases told.
+    pub(super) told: Told,
     pub(super) diags: Mutex<Diagnostics>,
     /// What of the project agents were shown.
     pub(super) shown: Mutex<BTreeSet<PathBuf>>,
@@ -72,8 +83,9 @@ impl Failure {
 /// One case in the works.
 pub(super) struct Work<'r> {
     pub(super) runner: &'r Runner<'r>,
+    pub(super) id: CaseId,
     pub(super) package: Package,
-    /// The case as the dataset has it, for an agent of the dataset.
+    /// The case as the dataset has it, for its agent and its hooks.
     pub(super) case: Option<dataset::Case>,
     /// The case's directory in the run.
     pub(super) dir: PathBuf,
@@ -82,26 +94,60 @@ pub(super) struct Work<'r> {
     pub(super) outputs: Vec<(TreePath, bool)>,
 }
 
+/// What becomes known while a case is worked on.
+#[derive(Default)]
+pub(super) struct Life {
+    /// What hooks told.
+    told: Told,
+    /// Hooks that ran.
+    hooks: Vec<HookRun>,
+    /// Marks processes that hooks around the whole case started.
+    scope: String,
+    /// `steps` of templates: by id.
+    steps: Vec<(String, Yaml)>,
+}
+
 /// What one party sees and gets.
 pub(super) struct Party {
     pub(super) command: Vec<OsString>,
     pub(super) mounts: Vec<Mount>,
     pub(super) env: BTreeMap<String, String>,
     pub(super) network: bool,
+    /// As whom, in the sandbox.
+    pub(super) user: Option<u32>,
     pub(super) timeout: Option<Duration>,
+    pub(super) input: Option<std::fs::File>,
+    /// Files that are copied into the sandbox, in memory.
+    pub(super) files: Vec<(std::fs::File, String)>,
     pub(super) output: (Capture, Option<Capture>),
 }
 
 impl Runner<'_> {
-    /// Runs one case; whatever goes wrong is in its result.
-    pub(super) fn case(&self, package: &PackageRef) -> CaseResult {
+    /// Where a case's files are, or those of one attempt of several at it.
+    pub(super) fn place(&self, id: &CaseId, attempt: u32) -> PathBuf {
+        let dir = self.dir.join(id.as_str());
+        if self.request.attempts > 1 {
+            dir.join(format!("attempt-{attempt}"))
+        } else {
+            dir
+        }
+    }
+
+    /// Adds a finding.
+    pub(super) fn tell(&self, finding: Diagnostic) {
+        let mut diags = self.diags.lock().unwrap_or_else(PoisonError::into_inner);
+        diags.push(finding);
+    }
+
+    /// Runs one case in `dir`; whatever goes wrong is in its result.
+    pub(super) fn case(&self, package: &PackageRef, dir: &Path) -> CaseResult {
         let start = Instant::now();
         let mut result = CaseResult::new(&package.id);
         let mut messages = Vec::new();
-        let failure = match self.prepare(package, &mut result) {
+        let failure = match self.prepare(package, dir, &mut result) {
             Err(failure) => Some(failure),
             Ok(work) => {
-                let failure = work.run(&mut result, &mut messages).err();
+                let failure = work.live(&mut result, &mut messages).err();
                 result.outputs = work.collect(&mut messages);
                 work.clean_up(&mut messages);
                 failure
@@ -138,12 +184,8 @@ impl Runner<'_> {
         if !messages.is_empty() {
             result.message = Some(messages.join(" "));
         }
-        let dir = self.dir.join(package.id.as_str());
-        if dir.is_dir()
-            && let Err(error) = write_atomic(&dir.join("result.json"), &to_text(&result), 0o644)
-        {
-            let message = format!("result.json can not be written: {}.", error.source);
-            result.message.get_or_insert_default().push_str(&message);
+        if dir.is_dir() {
+            write_result(dir, &mut result);
         }
         result
     }
@@ -151,6 +193,7 @@ impl Runner<'_> {
     fn prepare<'r>(
         &'r self,
         reference: &PackageRef,
+        dir: &Path,
         result: &mut CaseResult,
     ) -> Result<Work<'r>, Failure> {
         let id = &reference.id;
@@ -181,14 +224,15 @@ impl Runner<'_> {
                 format!("A case can not be called {id}: the run itself has a file there.");
             return Err(Failure::NoVerdict(ErrorKind::Package, message));
         }
-        let case = match (self.request.agent, self.request.dataset) {
-            (Agent::Config, Some(dataset)) => Some(self.read_case(dataset, reference)?),
+        let case = match self.request.dataset {
+            Some(dataset) if self.request.agent == Agent::Runner || !self.hooks.all.is_empty() => {
+                Some(self.read_case(dataset, reference)?)
+            }
             _ => None,
         };
-        let dir = self.dir.join(id.as_str());
         let workspace = dir.join("workspace");
         let made = |error: io::Error| Failure::io("Making the case's directory", &error);
-        std::fs::create_dir(&dir).map_err(made)?;
+        std::fs::create_dir_all(dir).map_err(made)?;
         std::fs::create_dir(&workspace).map_err(made)?;
         for own in ["home", "tmp"].iter().filter(|_| self.sandbox.is_none()) {
             std::fs::create_dir(dir.join(own)).map_err(made)?;
@@ -209,9 +253,10 @@ impl Runner<'_> {
         }
         Ok(Work {
             runner: self,
+            id: id.clone(),
             package,
             case,
-            dir,
+            dir: dir.to_owned(),
             workspace: root,
             outputs,
         })
@@ -285,12 +330,105 @@ pub(super) fn write_tree(tree: &Tree, root: &Root) -> Result<(), Failure> {
     })
 }
 
+/// Writes `result.json`; that it can't be is told in the result itself.
+pub(super) fn write_result(dir: &Path, result: &mut CaseResult) {
+    if let Err(error) = write_atomic(&dir.join("result.json"), &to_text(result), 0o644) {
+        let message = format!("result.json can not be written: {}.", error.source);
+        result.message.get_or_insert_default().push_str(&message);
+    }
+}
+
 impl Work<'_> {
-    fn run(&self, result: &mut CaseResult, messages: &mut Vec<String>) -> Result<(), Failure> {
+    /// The case between its hooks.
+    fn live(&self, result: &mut CaseResult, messages: &mut Vec<String>) -> Result<(), Failure> {
+        let mut life = Life {
+            told: self.runner.told.clone(),
+            scope: process::mark(),
+            ..Life::default()
+        };
+        let mut done = self.hooks(Phase::BeforeEach, None, &mut life);
+        if done.is_ok() {
+            done = self.run(&mut life, result, messages);
+        }
+        // What was begun is cleaned up, however it ended.
+        self.hooks(Phase::AfterEach, None, &mut life).ok();
+        if !self.runner.hooks.all.is_empty() && !process::end_scope(&life.scope) {
+            messages.push("A process that a hook started could not be ended.".to_owned());
+        }
+        result.hooks = life.hooks;
+        done
+    }
+
+    /// Runs the hooks of a phase that is about a case or a step.
+    fn hooks(
+        &self,
+        phase: Phase,
+        step: Option<(usize, &Step, Option<i32>)>,
+        life: &mut Life,
+    ) -> Result<(), Failure> {
+        let hooks = &self.runner.hooks;
+        if !hooks.has(phase) {
+            return Ok(());
+        }
+        let workspace = self.dir.join("workspace");
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut told = vec![
+            ("CASE_ID", self.id.to_string()),
+            ("CASE_WORKSPACE", text(&workspace)),
+        ];
+        if let (Some(case), Some(dataset)) = (&self.case, self.runner.request.dataset) {
+            if let Some(root) = dataset.sources.roots.get(case.material.root) {
+                let source = root.absolute(case.material.dir.as_ref());
+                told.push(("CASE_SOURCE_DIR", text(&source)));
+            }
+            let input = case.material.listed.first();
+            if let Some(input) = input.and_then(|listed| listed.dest.as_ref()) {
+                told.push(("CASE_INPUT", text(&workspace.join(input.as_str()))));
+            }
+        }
+        let mut logs = self.dir.join("hooks");
+        if let Some((index, step, exit_code)) = step {
+            if !step.name.is_empty() {
+                logs = self.dir.join("steps").join(&step.name).join("hooks");
+            }
+            told.push(("STEP_ID", step.name.clone()));
+            told.push(("STEP_INDEX", index.to_string()));
+            let code = exit_code.map(|code| code.to_string());
+            told.extend(code.map(|code| ("STEP_EXIT_CODE", code)));
+        }
+        // Judges are prepared in the project, everything else is about the workspace.
+        let scoring = phase == Phase::BeforeScoring;
+        let around = Around {
+            cwd: if scoring {
+                self.runner.request.project
+            } else {
+                &workspace
+            },
+            also: scoring.then_some(workspace.as_path()),
+            logs,
+            told,
+            step: step
+                .map(|(_, step, _)| step.name.as_str())
+                .filter(|name| !name.is_empty()),
+            scope: &life.scope,
+        };
+        let told = hooks
+            .run(phase, &around, &mut life.hooks)
+            .map_err(|message| Failure::NoVerdict(ErrorKind::Hook, message))?;
+        life.told.add(told);
+        Ok(())
+    }
+
+    fn run(
+        &self,
+        life: &mut Life,
+        result: &mut CaseResult,
+        messages: &mut Vec<String>,
+    ) -> Result<(), Failure> {
         let mut taken: Vec<BTreeMap<String, f64>> = Vec::new();
         for (index, step) in self.package.steps.iter().enumerate() {
             let mut report = StepResult::new(&step.name);
-            let done = self.step(index, step, &mut report);
+            let done = self.step(index, step, life, &mut report);
             result.agent.clone_from(&report.agent);
             result.verifier.clone_from(&report.verifier);
             result.rewards.clone_from(&report.rewards);
@@ -305,12 +443,30 @@ impl Work<'_> {
                 }
                 failure @ Failure::Skipped(_) => failure,
             });
+            let failed = report
+                .agent
+                .as_ref()
+                .is_some_and(|run| run.exit_code != Some(0));
             if self.package.strategy.is_some() {
                 result.steps.push(report);
             }
             done?;
+            let left = index + 1 < self.package.steps.len();
+            // `on_failure: fail` of the dataset's step.
+            let stops = self.runner.request.agent == Agent::Runner
+                && self
+                    .dataset_step(index)
+                    .is_some_and(|step| step.stop_on_failure);
+            if left && failed && stops && self.package.strategy.is_some() {
+                messages.push(step.say("its agent failed, so the rest was left out."));
+                // The steps that were left out were not done: the last one's reward is not that
+                // of the whole.
+                result.rewards = BTreeMap::from([("reward".to_owned(), 0.0)]);
+                taken.resize(self.package.steps.len(), BTreeMap::new());
+                break;
+            }
             if let Some(why) = below_minimum(step, taken.last()) {
-                if index + 1 < self.package.steps.len() {
+                if left {
                     messages.push(step.say(&format!("{why}, so the rest was left out.")));
                 }
                 break;
@@ -326,7 +482,13 @@ impl Work<'_> {
     }
 
     /// One turn of agent and verifier.
-    fn step(&self, index: usize, step: &Step, report: &mut StepResult) -> Result<(), Failure> {
+    fn step(
+        &self,
+        index: usize,
+        step: &Step,
+        life: &mut Life,
+        report: &mut StepResult,
+    ) -> Result<(), Failure> {
         let dir = if self.package.strategy.is_some() {
             self.dir.join("steps").join(&step.name)
         } else {
@@ -336,13 +498,21 @@ impl Work<'_> {
         for logs in ["logs/agent", "logs/artifacts", "logs/verifier"] {
             std::fs::create_dir_all(dir.join(logs)).map_err(made)?;
         }
-        self.set_up(index, step, &dir)?;
-        report.agent = self.agent(index, step, &dir, report)?;
+        self.hooks(Phase::BeforeStep, Some((index, step, None)), life)?;
+        self.set_up(index, step, &dir, life)?;
+        let run = self.agent(index, step, &dir, life, report);
+        let code = run.as_ref().ok().and_then(Option::as_ref);
+        let code = code.map(|run| run.exit_code.unwrap_or(-1));
+        self.hooks(Phase::AfterStep, Some((index, step, code)), life)
+            .ok();
+        report.agent = run?;
         if self.stopped() {
             return Err(Failure::stopped());
         }
         self.check_workspace(report)?;
-        leave_traces(&dir, report.agent.as_ref())?;
+        self.remember(step, &dir, report.agent.as_ref(), life);
+        self.hooks(Phase::BeforeScoring, Some((index, step, code)), life)?;
+        leave_traces(&dir, report.agent.as_ref(), life)?;
         let judged = self.verify(step, &dir, report);
         let verifier = Root::open(&dir.join("logs/verifier")).ok();
         if let Some(verifier) = &verifier {
@@ -353,12 +523,67 @@ impl Work<'_> {
         Ok(())
     }
 
+    /// What the agent of a step is told. Only a run knows what earlier steps came to.
+    pub(super) fn instruction(
+        &self,
+        index: usize,
+        step: &Step,
+        life: &Life,
+    ) -> Result<String, Failure> {
+        let (Some(case), Some(Instruction::Deferred { prefix, template })) = (
+            &self.case,
+            self.dataset_step(index).map(|step| &step.instruction),
+        ) else {
+            return Ok(step.instruction.clone());
+        };
+        let node = |value: Yaml| Node { value, span: 0..0 };
+        let steps = life
+            .steps
+            .iter()
+            .map(|(name, value)| (node(Yaml::Str(name.as_str().into())), node(value.clone())));
+        let steps = Yaml::Map(steps.collect());
+        let text = template::render(template, &case.input, &steps).map_err(|error| {
+            let message = format!("The instruction can not be rendered: {error}.");
+            Failure::NoVerdict(ErrorKind::AgentStart, message)
+        })?;
+        Ok(format!("{prefix}{text}\n"))
+    }
+
+    /// Keeps what templates of later steps can ask for.
+    fn remember(&self, step: &Step, dir: &Path, run: Option<&AgentRun>, life: &mut Life) {
+        let id = self
+            .package
+            .steps
+            .iter()
+            .position(|it| it.name == step.name);
+        let id = id.and_then(|index| self.dataset_step(index)?.id.clone());
+        let Some(id) = id else { return };
+        let node = |value: Yaml| Node { value, span: 0..0 };
+        let entry = |name: &str, value: Yaml| (node(Yaml::Str(name.into())), node(value));
+        let stdout = std::fs::read(dir.join("stdout.txt")).unwrap_or_default();
+        let stdout = String::from_utf8_lossy(&stdout);
+        let said = known::last_words(&stdout);
+        let code = run.and_then(|run| run.exit_code).unwrap_or(-1);
+        let files = self
+            .outputs
+            .iter()
+            .flat_map(|(path, _)| collect::texts(&self.workspace, path));
+        let files = files.map(|(path, text)| entry(path.as_str(), Yaml::Str(text.into())));
+        let value = Yaml::Map(vec![
+            entry("output", Yaml::Str(said.into())),
+            entry("exit_code", Yaml::Int(code.into())),
+            entry("files", Yaml::Map(files.collect())),
+        ]);
+        life.steps.retain(|(name, _)| *name != id);
+        life.steps.push((id, value));
+    }
+
     pub(super) fn stopped(&self) -> bool {
         self.runner.request.stop.load(Ordering::Relaxed)
     }
 
     /// Puts a step's own files into the workdir and runs its `setup.sh`.
-    fn set_up(&self, index: usize, step: &Step, dir: &Path) -> Result<(), Failure> {
+    fn set_up(&self, index: usize, step: &Step, dir: &Path, life: &Life) -> Result<(), Failure> {
         if step.workdir.is_empty() {
             return Ok(());
         }
@@ -370,9 +595,12 @@ impl Work<'_> {
         let party = Party {
             command: vec![self.shell().into(), SETUP.into()],
             mounts: Vec::new(),
-            env: self.agent_env(index)?,
+            env: self.agent_env(index, life)?,
             network: self.package.agent_network,
+            user: self.package.agent_user,
             timeout: Some(SETUP_TIMEOUT),
+            input: None,
+            files: Vec::new(),
             output: (capture(&dir.join("setup-stdout.txt"))?, None),
         };
         let ended = self.start(party).map_err(|error| {
@@ -396,29 +624,56 @@ impl Work<'_> {
     }
 
     /// The environment of the agent: nothing of the caller's but what programs need to speak to
-    /// people, and what package and dataset ask for.
-    pub(super) fn agent_env(&self, index: usize) -> Result<BTreeMap<String, String>, Failure> {
+    /// people, and what package, dataset and hooks ask for.
+    pub(super) fn agent_env(
+        &self,
+        index: usize,
+        life: &Life,
+    ) -> Result<BTreeMap<String, String>, Failure> {
         let mut env = self.base_env();
         env.append(&mut self.resolved("environment", &self.package.env)?);
-        if let (Agent::Config, Some(dataset)) =
-            (self.runner.request.agent, self.runner.request.dataset)
+        if let (Agent::Runner, Some(execution)) =
+            (self.runner.request.agent, self.runner.request.execution)
         {
-            let step = self.dataset_step(index);
-            let runner = step.and_then(|step| step.runner.as_ref());
-            let runner = runner.unwrap_or(&dataset.execution.runner);
-            let own = [
-                Some(&dataset.execution.env),
-                step.map(|step| &step.env),
-                Some(&runner.env),
-            ];
-            for (name, value) in own.into_iter().flatten().flatten() {
-                // As in the harness, a reference to nothing is left out.
-                if let Some(value) = env::resolve(value, self.runner.request.env) {
-                    env.insert(name.clone(), value);
-                }
+            env.extend(self.execution_env(index, execution));
+        }
+        env.extend(life.told.env.clone());
+        Ok(env)
+    }
+
+    /// What the dataset says about the agent's environment.
+    pub(super) fn execution_env(
+        &self,
+        index: usize,
+        execution: &Execution,
+    ) -> BTreeMap<String, String> {
+        let own = [
+            Some(&execution.env),
+            self.dataset_step(index).map(|step| &step.env),
+            Some(&self.runner_of(index, execution).env),
+        ];
+        let mut env = BTreeMap::new();
+        for (name, value) in own.into_iter().flatten().flatten() {
+            // As in the harness, a reference to nothing is left out.
+            if let Some(value) = env::resolve(value, self.runner.request.env) {
+                env.insert(name.clone(), value);
             }
         }
-        Ok(env)
+        env
+    }
+
+    /// The `runner` block that counts for a step.
+    pub(super) fn runner_of<'a>(
+        &'a self,
+        index: usize,
+        execution: &'a Execution,
+    ) -> &'a dataset::Runner {
+        let of_step = self
+            .dataset_step(index)
+            .and_then(|step| step.runner.as_ref());
+        of_step
+            .filter(|_| self.runner.request.step_runners)
+            .unwrap_or(&execution.runner)
     }
 
     pub(super) fn base_env(&self) -> BTreeMap<String, String> {
@@ -529,7 +784,8 @@ impl Work<'_> {
                 }
                 mounts.extend(party.mounts);
                 let workdir = &self.package.workdir;
-                let argv = sandbox.command(workdir, &mounts, party.network, &party.command);
+                let argv =
+                    sandbox.command(workdir, &mounts, party.network, party.user, &party.command);
                 (argv, Path::new("/"))
             }
             None => (party.command, workspace.unwrap_or(&own)),
@@ -538,9 +794,12 @@ impl Work<'_> {
             argv: &argv,
             env: &party.env,
             cwd,
+            input: party.input,
+            files: &party.files,
             output: party.output,
             timeout: party.timeout,
             bwrap: self.runner.sandbox.is_some(),
+            scope: None,
             stop: self.runner.request.stop,
         })
     }
@@ -568,19 +827,6 @@ impl Work<'_> {
                 messages.push(format!("{own} could not be removed: {}.", error.source));
             }
         }
-    }
-}
-
-impl Runner<'_> {
-    /// The model that the agent is told.
-    pub(super) fn model(&self) -> Option<String> {
-        let request = self.request;
-        let of_dataset = || {
-            request
-                .dataset
-                .and_then(|dataset| dataset.execution.model.clone())
-        };
-        request.model.map(str::to_owned).or_else(of_dataset)
     }
 }
 
@@ -648,7 +894,7 @@ fn mean(steps: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
 }
 
 /// What the agent printed and how it ended, where `judge.py` and others look for it.
-fn leave_traces(dir: &Path, run: Option<&AgentRun>) -> Result<(), Failure> {
+fn leave_traces(dir: &Path, run: Option<&AgentRun>, life: &Life) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::io("Writing the agent's logs", &error);
     let logs = dir.join("logs/agent");
     let Some(run) = run else { return Ok(()) };
@@ -663,5 +909,9 @@ fn leave_traces(dir: &Path, run: Option<&AgentRun>) -> Result<(), Failure> {
     }
     let told = logs.join("run_result.json");
     remove_tree(&told).map_err(|error| failed(error.source))?;
-    write_atomic(&told, &to_text(run), 0o644).map_err(|error| failed(error.source))
+    let mut document = serde_json::to_value(run).unwrap_or_default();
+    if !life.told.data.is_empty() {
+        document["hook_outputs"] = life.told.data.clone().into();
+    }
+    write_atomic(&told, &to_text(&document), 0o644).map_err(|error| failed(error.source))
 }

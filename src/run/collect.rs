@@ -71,6 +71,37 @@ pub(super) fn outputs(
     Ok(outputs)
 }
 
+/// The small text files at `path`, for templates of later steps.
+pub(super) fn texts(workspace: &Root, path: &TreePath) -> Vec<(TreePath, String)> {
+    const FILE_MAX: u64 = 64 << 10;
+    const FILES_MAX: usize = 100;
+    let mut texts = Vec::new();
+    let mut take = |path: &TreePath| {
+        if texts.len() < FILES_MAX
+            && let Ok((bytes, _)) = workspace.read(path, FILE_MAX)
+            && let Ok(text) = String::from_utf8(bytes)
+        {
+            texts.push((path.clone(), text));
+        }
+    };
+    match workspace.stat(path) {
+        Ok(Some((Kind::File, _))) => take(path),
+        Ok(Some((Kind::Dir, _))) => {
+            // What can't be read is left out.
+            drop(workspace.walk(Some(path), &mut |found| {
+                if let Found::Thing(thing) = found
+                    && thing.kind == Kind::File
+                {
+                    take(&thing.path);
+                }
+                Walk::Enter
+            }));
+        }
+        _ => {}
+    }
+    texts
+}
+
 struct Taker<'a> {
     workspace: &'a Root,
     into: &'a Path,

@@ -35,6 +35,10 @@ pub(super) struct Package {
     pub(super) agent_network: bool,
     /// Whether the verifier may.
     pub(super) verifier_network: bool,
+    /// As whom the agent works in the sandbox; `None`: as the caller.
+    pub(super) agent_user: Option<u32>,
+    /// As whom the verifier works.
+    pub(super) verifier_user: Option<u32>,
     /// Whether the verifier sees only `artifacts` of what the agent did.
     pub(super) separate: Option<Vec<String>>,
     /// What is done, in order.
@@ -194,6 +198,8 @@ impl Package {
             solution_env: task.table("solution")?.texts("env")?,
             agent_network: network(&agent)?,
             verifier_network: network(&verifier)?,
+            agent_user: user(&agent)?,
+            verifier_user: user(&verifier)?,
             separate: if separate {
                 Some(artifacts(&task)?)
             } else {
@@ -205,6 +211,32 @@ impl Package {
             steps,
         })
     }
+}
+
+/// `user` of a phase: a number, or a name, which stands for this machine's user of that name and
+/// else for the first ordinary one, since there is no image that knows it.
+fn user(phase: &Table<'_>) -> Result<Option<u32>, Unusable> {
+    const ORDINARY: u32 = 1000;
+    let Some(item) = phase.get("user") else {
+        return Ok(None);
+    };
+    if let Some(number) = item.as_integer() {
+        return u32::try_from(number)
+            .map(Some)
+            .map_err(|_| broken(format!("task.toml: the user {number} is none")));
+    }
+    let name = item
+        .as_str()
+        .ok_or_else(|| broken("task.toml: user is neither a name nor a number"))?;
+    if let Ok(number) = name.parse() {
+        return Ok(Some(number));
+    }
+    let known = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let number = known.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    Ok(Some(number.unwrap_or(ORDINARY)))
 }
 
 fn broken(message: impl Into<String>) -> Unusable {

@@ -40,12 +40,19 @@ pub(super) struct Job<'a> {
     pub(super) env: &'a BTreeMap<String, String>,
     /// Where it starts.
     pub(super) cwd: &'a Path,
+    /// What it reads; `None`: nothing.
+    pub(super) input: Option<File>,
+    /// Files that `bwrap` copies into the sandbox, in memory, at these places.
+    pub(super) files: &'a [(File, String)],
     /// Where its output goes, and where its errors go; `None`: to the same place.
     pub(super) output: (Capture, Option<Capture>),
     /// How long it may take.
     pub(super) timeout: Option<Duration>,
     /// Whether it is `bwrap`, which tells what becomes of the command when it is asked to.
     pub(super) bwrap: bool,
+    /// The mark of a scope until whose end what it started may live; its output then goes to the
+    /// file of the first capture directly, without a limit.
+    pub(super) scope: Option<&'a str>,
     /// Ends it early.
     pub(super) stop: &'a AtomicBool,
 }
@@ -167,8 +174,9 @@ static STARTING: Mutex<()> = Mutex::new(());
 /// When it can't be started.
 pub(super) fn watch(job: Job<'_>) -> io::Result<Ended> {
     let start = Instant::now();
-    let mark = mark();
-    let (child, streams) = start_child(&job, &mark)?;
+    let own_mark = job.scope.is_none().then(mark);
+    let mark = own_mark.as_deref().or(job.scope).unwrap_or_default();
+    let (child, streams) = start_child(&job, mark)?;
     let mut watched = Watched {
         pidfd: open_pidfd(Pid::from_child(&child)),
         child,
@@ -178,6 +186,7 @@ pub(super) fn watch(job: Job<'_>) -> io::Result<Ended> {
             .filter_map(|(capture, pipe)| Some(Stream::new(pipe?, capture)))
             .collect(),
         bwrap: job.bwrap,
+        scoped: job.scope.is_some(),
         init: None,
     };
     let limits = Limits {
@@ -188,14 +197,20 @@ pub(super) fn watch(job: Job<'_>) -> io::Result<Ended> {
     let mut ended = Ended::default();
     watched.until_exit(&limits, &mut ended);
     ended.duration = start.elapsed();
-    watched.end_rest(&mark, &mut ended)?;
+    watched.end_rest(mark, &mut ended)?;
     Ok(ended)
 }
 
-fn mark() -> String {
+/// A mark for processes that may outlive the child that started them, until [`end_scope`].
+pub(super) fn mark() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("{}-{number}", std::process::id())
+}
+
+/// Ends every process of a scope; whether that could be done.
+pub(super) fn end_scope(mark: &str) -> bool {
+    end_marked(mark)
 }
 
 /// Starts the child; gives the pipes of its output, its errors (if apart) and its status.
@@ -203,29 +218,48 @@ fn start_child(job: &Job<'_>, mark: &str) -> io::Result<(Child, [Option<OwnedFd>
     let (program, arguments) = job.argv.split_first().ok_or(Errno::INVAL)?;
     let mut command = Command::new(program);
     let held = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-    let (out, out_end) = pipe()?;
-    let (err, err_end) = if job.output.1.is_some() {
-        let (err, end) = pipe()?;
-        (Some(err), end)
+    let (mut out, mut err) = (None, None);
+    let out_end;
+    if job.scope.is_some() {
+        out_end = OwnedFd::from(job.output.0.file.try_clone()?);
     } else {
-        (None, out_end.try_clone()?)
+        let (read, write) = pipe()?;
+        (out, out_end) = (Some(read), write);
+    }
+    let err_end = if job.output.1.is_some() {
+        let (read, write) = pipe()?;
+        err = Some(read);
+        write
+    } else {
+        out_end.try_clone()?
+    };
+    let input = match &job.input {
+        Some(file) => Stdio::from(file.try_clone()?),
+        None => Stdio::null(),
     };
     let mut status = None;
-    let mut inherited = None;
+    let mut inherited = Vec::new();
     if job.bwrap {
         let (read, write) = pipe()?;
         rustix::io::fcntl_setfd(&write, FdFlags::empty())?;
         command.arg("--json-status-fd");
         command.arg(write.as_raw_fd().to_string());
         status = Some(read);
-        inherited = Some(write);
+        inherited.push(write);
+        for (file, inside) in job.files {
+            let file = OwnedFd::from(file.try_clone()?);
+            rustix::io::fcntl_setfd(&file, FdFlags::empty())?;
+            let number = file.as_raw_fd().to_string();
+            command.args(["--perms", "0600", "--file", &number, inside]);
+            inherited.push(file);
+        }
     }
     command
         .args(arguments)
         .env_clear()
         .envs(job.env)
         .current_dir(job.cwd)
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(out_end)
         .stderr(err_end)
         .process_group(0);
@@ -236,7 +270,7 @@ fn start_child(job: &Job<'_>, mark: &str) -> io::Result<(Child, [Option<OwnedFd>
     // In this order: nobody else may inherit it.
     drop((inherited, command));
     drop(held);
-    Ok((child, [Some(out), err, status]))
+    Ok((child, [out, err, status]))
 }
 
 impl Stream {
@@ -282,6 +316,8 @@ struct Watched {
     /// The first process in `bwrap`'s pid namespace: when it has ended, all of them have.
     init: Option<(Pid, Option<OwnedFd>)>,
     bwrap: bool,
+    /// Whether what it started may outlive it.
+    scoped: bool,
 }
 
 impl Watched {
@@ -389,7 +425,8 @@ impl Watched {
     fn end_rest(mut self, mark: &str, ended: &mut Ended) -> io::Result<()> {
         let mut buffer = vec![0; 64 * 1024];
         self.drain(&mut buffer);
-        if !self.bwrap {
+        let outlived = self.scoped && ended.cut.is_none();
+        if !self.bwrap && !outlived {
             self.kill();
         }
         let status = self.child.wait()?;
@@ -397,7 +434,7 @@ impl Watched {
         ended.signal = status.signal();
         match &self.init {
             Some((init, pidfd)) => ended.undead = !gone(*init, pidfd.as_ref()),
-            None if self.bwrap => {}
+            None if self.bwrap || self.scoped => {}
             None => ended.undead = !end_marked(mark),
         }
         // All writers are gone; outside of a namespace one may have escaped, so this ends when

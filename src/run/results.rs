@@ -1,51 +1,119 @@
 //! What came out of a run, as `results.json` says it (`casepack.results.v1`).
+//!
+//! Owns the model: it is written and read back (by `--resume`, and by reports). Refuses to know
+//! how results come about.
+//! Invariant: every field but those of the first version may be missing in a document.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::path::CaseId;
 
 /// What came out of a run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunResults {
     /// The run's name.
     pub run_id: String,
-    /// Its directory.
+    /// Its directory; not part of the document.
+    #[serde(skip)]
     pub dir: PathBuf,
+    /// The version that ran it.
+    pub casepack_version: String,
     /// Of which dataset.
     pub dataset: DatasetRef,
-    /// The agent's name: `oracle`, `nop`, or `runner.type`.
-    pub agent: String,
-    /// The model it was told.
-    pub model: Option<String>,
+    /// Who worked.
+    pub agent: AgentRef,
     /// Whether agents and verifiers ran in a sandbox.
     pub isolated: bool,
-    /// The reward that passes a case.
-    pub pass_at: f64,
-    /// Files and directories of the project that the agent was shown, as absolute paths.
-    pub agent_files: Vec<String>,
     /// What is to be known about the whole run: that it was not isolated, and why.
     pub warnings: Vec<String>,
     /// Whether it was stopped before all cases had a verdict.
     pub interrupted: bool,
+    /// The reward that passes a case.
+    pub pass_at: f64,
+    /// How often each case was run.
+    #[serde(default = "one")]
+    pub attempts: u32,
+    /// What the dataset's `thresholds` say; they decide when there are any.
+    #[serde(default)]
+    pub thresholds: Vec<ThresholdResult>,
+    /// Hooks around all cases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<HookRun>,
     /// One for each package, in the order of the request.
     pub cases: Vec<CaseResult>,
 }
 
 /// A dataset, by name and content.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatasetRef {
     /// Its name.
     pub name: String,
     /// `sha256:…`, when known.
     pub digest: Option<String>,
+    /// The digest that Harbor has for a dataset of the packages that were run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packages_digest: Option<String>,
+}
+
+/// Who worked on the cases.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentRef {
+    /// `oracle`, `nop`, or the `runner.type`.
+    pub name: String,
+    /// The model it was told.
+    pub model: Option<String>,
+    /// Files and directories of the project that it was shown, as absolute paths.
+    #[serde(default)]
+    pub files: Vec<String>,
+}
+
+/// One bound of `thresholds.<judge>`, and what was reached.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ThresholdResult {
+    /// The judge.
+    pub judge: String,
+    /// `min_pass_rate`, `min_mean` or `max_error_rate`.
+    pub rule: String,
+    /// The bound.
+    pub limit: f64,
+    /// What was reached; `None`: the judge gave nothing that it could be computed from.
+    pub value: Option<f64>,
+    /// Whether the bound is kept.
+    pub met: bool,
+}
+
+/// A hook that was run, or left out by its condition.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HookRun {
+    /// `before_each` and its like.
+    pub phase: String,
+    /// The step around which it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// Its description, or the beginning of its command.
+    pub what: String,
+    /// Whether its condition left it out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// `None`: it was ended by a signal, or did not run.
+    pub exit_code: Option<i32>,
+    /// Whether it was ended because its time was up.
+    #[serde(default)]
+    pub timed_out: bool,
+    /// How long it took.
+    #[serde(rename = "duration_s", with = "as_seconds")]
+    pub duration: Duration,
+    /// Its output, relative to the run's directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
 }
 
 /// The verdict on a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// The reward is high enough.
@@ -71,13 +139,15 @@ impl Status {
 }
 
 /// Why a case has no verdict, in a word that scripts can rest on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
     /// The package can not be used.
     Package,
     /// The agent did not start.
     AgentStart,
+    /// A hook of the dataset failed.
+    Hook,
     /// `test.sh` did not start.
     VerifierStart,
     /// `test.sh` did not end in time.
@@ -100,11 +170,22 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// What came out of a case.
-#[derive(Debug, Clone, Serialize)]
+impl ErrorKind {
+    /// Whether another try may end otherwise.
+    pub(super) fn may_pass(self) -> bool {
+        !matches!(
+            self,
+            Self::Package | Self::Unjudged | Self::Interrupted | Self::Internal
+        )
+    }
+}
+
+/// What came out of a case. With several attempts this is what they come to: `passed` when all of
+/// them passed, the mean of the rewards; the rest is the last attempt's.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CaseResult {
     /// Which one.
-    #[serde(serialize_with = "as_text")]
+    #[serde(with = "as_text")]
     pub id: CaseId,
     /// The verdict.
     pub status: Status,
@@ -113,82 +194,126 @@ pub struct CaseResult {
     /// All that the verifier gave.
     pub rewards: BTreeMap<String, f64>,
     /// From the start of the case to its verdict.
-    #[serde(rename = "duration_s", serialize_with = "as_seconds")]
+    #[serde(rename = "duration_s", with = "as_seconds")]
     pub duration: Duration,
     /// The digest that Harbor computes for the package.
     pub package_digest: Option<String>,
     /// What is to be said about the verdict, in sentences.
     pub message: Option<String>,
     /// Why there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorKind>,
     /// The agent's part; of a case with steps, that of the last one that ran.
     pub agent: Option<AgentRun>,
     /// The verifier's part; of a case with steps, that of the last one that ran.
     pub verifier: Option<VerifierRun>,
     /// The steps of a case that has some.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepResult>,
     /// What casepack's own judges said; of a case with steps, after the last one.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub judges: Vec<JudgeResult>,
+    /// Hooks around this case.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<HookRun>,
     /// The declared outputs that were collected.
+    #[serde(default)]
     pub outputs: Outputs,
+    /// Earlier tries that ended without a verdict (`--retries`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub retried: Vec<Retried>,
+    /// The attempts, when there were several (`--attempts`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attempts: Vec<Self>,
+    /// Whether it was taken over from an earlier run (`--resume`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resumed: bool,
+}
+
+/// A try that ended without a verdict and was made again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retried {
+    /// Why there was no verdict.
+    pub error: ErrorKind,
+    /// The same, in sentences.
+    pub message: Option<String>,
 }
 
 /// What one judge said. The texts come from the package and are to be escaped where shown.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JudgeResult {
     /// Its name.
     pub name: String,
     /// A boolean or a number; none when it was skipped or failed.
     pub value: Option<serde_json::Value>,
     /// Why.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rationale: Option<String>,
     /// Why it has no value.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Whether its condition left it out.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
 }
 
 /// What an agent did.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AgentRun {
     /// `None`: it was ended by a signal, or there was nobody.
     pub exit_code: Option<i32>,
     /// The signal that ended it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
     /// Whether it was ended because its time was up.
     pub timed_out: bool,
     /// How long it worked.
-    #[serde(rename = "duration_s", serialize_with = "as_seconds")]
+    #[serde(rename = "duration_s", with = "as_seconds")]
     pub duration: Duration,
     /// Bytes of output beyond what is kept.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub output_dropped: u64,
+    /// What it says that it cost, in US dollars.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_usd: Option<f64>,
+    /// Turns of the model, as it counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_turns: Option<u64>,
+    /// Tokens, as it counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_usage: Option<Tokens>,
+}
+
+/// Tokens that an agent says it used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(
+    missing_docs,
+    reason = "the fields are those of the harness's run_result.json, by their names"
+)]
+pub struct Tokens {
+    pub input: u64,
+    pub output: u64,
+    pub cache_read: u64,
+    pub cache_create: u64,
 }
 
 /// What `test.sh` did.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifierRun {
     /// Never decides anything (Harbor's rule).
     pub exit_code: Option<i32>,
     /// The signal that ended it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
     /// Whether it was ended because its time was up.
     pub timed_out: bool,
     /// How long it took.
-    #[serde(rename = "duration_s", serialize_with = "as_seconds")]
+    #[serde(rename = "duration_s", with = "as_seconds")]
     pub duration: Duration,
 }
 
 /// What came out of one step.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StepResult {
     /// Its name.
     pub name: String,
@@ -203,12 +328,12 @@ pub struct StepResult {
     /// The verifier's part.
     pub verifier: Option<VerifierRun>,
     /// What casepack's own judges said.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub judges: Vec<JudgeResult>,
 }
 
 /// The declared outputs of a case, below `outputs/` of its run directory.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outputs {
     /// What was collected, sorted by path.
     pub files: Vec<OutputFile>,
@@ -217,7 +342,7 @@ pub struct Outputs {
 }
 
 /// A file that was collected.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputFile {
     /// Below the workspace.
     pub path: String,
@@ -226,7 +351,7 @@ pub struct OutputFile {
 }
 
 /// Something that was not collected.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputSkipped {
     /// Below the workspace.
     pub path: String,
@@ -235,7 +360,7 @@ pub struct OutputSkipped {
 }
 
 /// The numbers of a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[expect(
     missing_docs,
     reason = "the fields are those of results.json, by their names"
@@ -248,6 +373,10 @@ pub struct Summary {
     pub skipped: usize,
     /// Over the cases that have a reward.
     pub mean_reward: Option<f64>,
+    /// By k: the chance that of k attempts at a case one passes, over the cases that were run to
+    /// their end (Chen et al. 2021, the unbiased estimator). Only with several attempts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pass_at_k: BTreeMap<u32, f64>,
 }
 
 impl RunResults {
@@ -270,14 +399,66 @@ impl RunResults {
             errors: count(Status::Error),
             skipped: count(Status::Skipped),
             mean_reward,
+            pass_at_k: self.pass_at_k(),
         }
     }
 
-    /// Whether there is nothing to complain about: every case passed, none was skipped.
+    fn pass_at_k(&self) -> BTreeMap<u32, f64> {
+        let tried: Vec<(u32, u32)> = self
+            .cases
+            .iter()
+            .filter(|case| !case.attempts.is_empty())
+            .map(|case| {
+                let of = |wanted: &dyn Fn(Status) -> bool| {
+                    let found = case.attempts.iter().filter(|it| wanted(it.status));
+                    u32::try_from(found.count()).unwrap_or(u32::MAX)
+                };
+                let judged = of(&|it| matches!(it, Status::Passed | Status::Failed));
+                (judged, of(&|it| it == Status::Passed))
+            })
+            .collect();
+        let most = tried.iter().map(|(tries, _)| *tries).min().unwrap_or(0);
+        (1..=most)
+            .map(|k| {
+                let sum: f64 = tried
+                    .iter()
+                    .map(|(tries, passed)| {
+                        // 1 - C(n - c, k) / C(n, k), as a product so that nothing overflows.
+                        let none: f64 = (0..k)
+                            .map(|at| {
+                                let left = f64::from((tries - passed).saturating_sub(at));
+                                left / f64::from(tries - at)
+                            })
+                            .product();
+                        1.0 - none
+                    })
+                    .sum();
+                #[expect(clippy::cast_precision_loss, reason = "a count of cases")]
+                let mean = sum / tried.len() as f64;
+                (k, mean)
+            })
+            .collect()
+    }
+
+    /// Whether there is nothing to complain about. Without thresholds: every case passed, none was
+    /// skipped. With them: all are met, and a case without a verdict is only excused where a
+    /// threshold says how many of those there may be.
     pub fn all_passed(&self) -> bool {
-        self.cases.iter().all(|case| case.status == Status::Passed)
+        if self.thresholds.is_empty() {
+            return self.cases.iter().all(|case| case.status == Status::Passed);
+        }
+        let excused = self.thresholds.iter().any(|it| it.rule == MAX_ERROR_RATE);
+        self.thresholds.iter().all(|threshold| threshold.met)
+            && self.cases.iter().all(|case| match case.status {
+                Status::Passed | Status::Failed => true,
+                Status::Error => excused,
+                Status::Skipped => false,
+            })
     }
 }
+
+/// The name of the bound on judges without a verdict.
+pub(super) const MAX_ERROR_RATE: &str = "max_error_rate";
 
 impl CaseResult {
     /// A case of which nothing is known yet.
@@ -295,8 +476,39 @@ impl CaseResult {
             verifier: None,
             steps: Vec::new(),
             judges: Vec::new(),
+            hooks: Vec::new(),
             outputs: Outputs::default(),
+            retried: Vec::new(),
+            attempts: Vec::new(),
+            resumed: false,
         }
+    }
+
+    /// What several attempts at one case come to.
+    pub(super) fn of_attempts(id: &CaseId, attempts: Vec<Self>) -> Self {
+        let mut all = attempts.last().cloned().unwrap_or_else(|| Self::new(id));
+        let worst = attempts.iter().map(|it| it.status).max();
+        all.status = worst.unwrap_or(Status::Error);
+        let rewards: Vec<f64> = attempts.iter().filter_map(|it| it.reward).collect();
+        #[expect(clippy::cast_precision_loss, reason = "a count of attempts")]
+        let mean =
+            (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / rewards.len() as f64);
+        all.reward = mean;
+        all.rewards = mean
+            .into_iter()
+            .map(|mean| ("reward".to_owned(), mean))
+            .collect();
+        all.duration = attempts.iter().map(|it| it.duration).sum();
+        let of_worst = attempts.iter().find(|it| it.status == all.status);
+        all.error = of_worst.and_then(|it| it.error);
+        let passed = attempts.iter().filter(|it| it.status == Status::Passed);
+        let mut told = format!("{} of {} attempts passed.", passed.count(), attempts.len());
+        if let Some(why) = of_worst.and_then(|it| it.message.as_deref()) {
+            told.extend([" ", why]);
+        }
+        all.message = Some(told);
+        all.attempts = attempts;
+        all
     }
 }
 
@@ -328,14 +540,37 @@ pub(super) fn to_text(value: &impl Serialize) -> Vec<u8> {
     text
 }
 
-fn as_text<S: Serializer>(id: &CaseId, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(id.as_str())
+mod as_text {
+    use super::{CaseId, Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(id: &CaseId, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(id.as_str())
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<CaseId, D::Error> {
+        let text = String::deserialize(from)?;
+        CaseId::new(&text).map_err(serde::de::Error::custom)
+    }
 }
 
-fn as_seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    #[expect(clippy::cast_precision_loss, reason = "milliseconds of a run")]
-    let seconds = duration.as_millis() as f64 / 1000.0;
-    serializer.serialize_f64(seconds)
+/// Seconds, with milliseconds.
+mod as_seconds {
+    use super::{Deserialize, Deserializer, Duration, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        #[expect(clippy::cast_precision_loss, reason = "milliseconds of a run")]
+        let seconds = time.as_millis() as f64 / 1000.0;
+        to.serialize_f64(seconds)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Duration, D::Error> {
+        let seconds = f64::deserialize(from)?;
+        Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
+    }
+}
+
+fn one() -> u32 {
+    1
 }
 
 #[expect(

@@ -121,6 +121,41 @@ pub(super) struct Mount {
     pub(super) write: bool,
 }
 
+/// A program of the caller, as it is used inside.
+#[derive(Debug, Default)]
+pub(super) struct Brought {
+    /// What to call.
+    pub(super) program: String,
+    /// What it needs to see.
+    pub(super) mounts: Vec<Mount>,
+    /// A directory to put in front of `PATH`.
+    pub(super) path: Option<String>,
+}
+
+/// The program `name` in the caller's `PATH`.
+pub(super) fn find_program(name: &str, env: &BTreeMap<String, String>) -> Option<PathBuf> {
+    let path = env.get("PATH")?;
+    path.split(':')
+        .map(Path::new)
+        .filter(|dir| dir.is_absolute())
+        .map(|dir| dir.join(name))
+        .find(|program| program.is_file())
+}
+
+/// The directory that a program of a package manager for modules is installed in, with all that it
+/// needs: `PREFIX/lib/node_modules/…` gives `PREFIX`. `None`: it stands for itself.
+fn installation(program: &Path) -> Option<PathBuf> {
+    let modules = program
+        .ancestors()
+        .filter(|dir| dir.file_name().is_some_and(|name| name == "node_modules"))
+        .last()?;
+    let above = modules.parent()?;
+    match above.file_name() {
+        Some(name) if name == "lib" => above.parent().map(Path::to_owned),
+        _ => Some(above.to_owned()),
+    }
+}
+
 impl Mount {
     /// Shown read-only.
     pub(super) fn read(host: impl Into<PathBuf>, inside: impl Into<String>) -> Self {
@@ -205,12 +240,61 @@ impl Sandbox {
             .find(|program| program.is_file() && self.shows(program))
     }
 
-    /// The command line that runs `command` with `workspace` at `workdir`.
+    /// Makes a program of the caller usable inside, wherever it is installed.
+    ///
+    /// # Errors
+    /// Why it can't be, as the end of a sentence.
+    pub(super) fn bring(
+        &self,
+        name: &str,
+        env: &BTreeMap<String, String>,
+    ) -> Result<Brought, String> {
+        let found = find_program(name, env).ok_or("it is not found in PATH")?;
+        if self.shows(&found) {
+            return Ok(Brought {
+                program: name.to_owned(),
+                ..Brought::default()
+            });
+        }
+        let real = found.canonicalize().map_err(|error| error.to_string())?;
+        let Some(prefix) = installation(&real) else {
+            let program = format!("{OWN}/bin/{name}");
+            return Ok(Brought {
+                mounts: vec![Mount::read(real, program.clone())],
+                program,
+                path: None,
+            });
+        };
+        // What is installed beside its modules is found by its own path, so that stays the same.
+        let wide = |dir: &Path| dir.starts_with(&prefix);
+        let home = env.get("HOME").map(Path::new);
+        if self
+            .hidden
+            .iter()
+            .map(PathBuf::as_path)
+            .chain(home)
+            .any(wide)
+        {
+            return Err(format!(
+                "its installation {} holds what agents must not see",
+                prefix.display()
+            ));
+        }
+        let inside = prefix.to_str().ok_or("its path is not UTF-8")?.to_owned();
+        Ok(Brought {
+            program: real.to_string_lossy().into_owned(),
+            mounts: vec![Mount::read(&prefix, inside.clone())],
+            path: Some(format!("{inside}/bin")),
+        })
+    }
+
+    /// The command line that runs `command` in `workdir`, as `user` where one is given.
     pub(super) fn command(
         &self,
         workdir: &str,
         mounts: &[Mount],
         network: bool,
+        user: Option<u32>,
         command: &[OsString],
     ) -> Vec<OsString> {
         let mut argv = vec![self.program.clone().into()];
@@ -220,6 +304,16 @@ impl Sandbox {
         };
         if !network {
             add(&["--unshare-net".as_ref()]);
+        }
+        if let Some(user) = user {
+            let user = OsString::from(user.to_string());
+            add(&[
+                "--unshare-user".as_ref(),
+                "--uid".as_ref(),
+                &user,
+                "--gid".as_ref(),
+                &user,
+            ]);
         }
         for mount in mounts {
             let how = if mount.write { "--bind" } else { "--ro-bind" };

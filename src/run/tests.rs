@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::dataset::{
-    Case, CaseReader, Execution, Format, Interception, Material, Output, Sources, Verification,
+    Case, CaseReader, Format, Interception, Material, Output, RunnerCommand, Sources, Verification,
     Verifier,
 };
 use crate::diag::Levels;
@@ -83,7 +83,7 @@ impl World {
             runner: crate::dataset::Runner::default(),
             execution_env: BTreeMap::new(),
             outputs: Vec::new(),
-            agent: Agent::Config,
+            agent: Agent::Runner,
             sandbox,
             jobs: 1,
             stop: AtomicBool::new(false),
@@ -203,6 +203,13 @@ impl World {
         let result = run(
             &Request {
                 dataset: Some(&dataset),
+                execution: Some(&dataset.execution),
+                step_runners: true,
+                thresholds: &dataset.verification.thresholds,
+                resume: false,
+                attempts: 1,
+                retries: 0,
+                agent_home: None,
                 dataset_name: "test",
                 dataset_digest: None,
                 packages: &self.packages,

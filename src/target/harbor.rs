@@ -334,6 +334,8 @@ fn steps<'a>(
         }
         let text = match &step.instruction {
             Instruction::Text(text) => text.as_str(),
+            // The run renders it from the dataset.
+            Instruction::Deferred { template, .. } if options.local => template.as_str(),
             Instruction::Deferred { .. } => {
                 diags.push(
                     Diagnostic::new(

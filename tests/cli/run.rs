@@ -217,3 +217,710 @@ fn a_second_interrupt_ends_it_at_once() {
     assert_eq!(output.status.code(), Some(130));
     assert!(!project.path("runs/r/results.json").exists());
 }
+
+/// A project whose agent is a stand-in for `program`, found in `PATH`, that records how it was
+/// called: its arguments, its standard input and the variables that matter.
+fn stand_in(runner: &str, program: &str, output: &str) -> Project {
+    let script = format!(
+        "#!/bin/sh\nmkdir -p out\nfor word; do printf '<%s>\\n' \"$word\"; done > out/a\n\
+         cat > out/stdin\n\
+         env | grep -E '^(ANTHROPIC|OPENAI|CLAUDE_CODE|OPENCODE|IS_SANDBOX|SECRET|MINE)' | sort > out/env\n\
+         cat \"$HOME/.claude/.credentials.json\" \"$HOME/.codex/auth.json\" > out/login 2>/dev/null\n\
+         for plugin in $(sed -n 's/^<--plugin-dir=\\(.*\\)>$/\\1/p' out/a); do ls \"$plugin\"; done > out/plugins\n\
+         cat <<'END'\n{output}\nEND\n"
+    );
+    ProjectBuilder::new()
+        .eval_yaml(&format!(
+            "name: small\n\
+             dataset: {{path: cases, schema: prompt}}\n\
+             execution: {{prompt: '{{prompt}}', env: {{MINE: $OTHER}}, max_budget_usd: 2.5}}\n\
+             models: {{skill: big, subagent: small}}\n\
+             runner:\n{runner}\
+             outputs: [{{path: out}}]\n\
+             judges: [{{name: wrote, check: 'return \"out/a\" in outputs[\"files\"]'}}]\n",
+        ))
+        .executable(format!("bin/{program}"), script)
+        .file("plugin/skills/x/SKILL.md", "x\n")
+        .case("a", |case| {
+            case.input("prompt: --version of \"$(id)\" 'x'\n")
+        })
+        .build()
+}
+
+/// Runs a stand-in with secrets around it.
+fn run_stand_in(project: &Project, args: &[&str]) -> crate::support::Outcome {
+    let path = std::env::var("PATH").unwrap();
+    project
+        .invoke(
+            ["run", "--run-id", "r", "--output", "json"]
+                .iter()
+                .chain(args),
+        )
+        .env("PATH", format!("{}:{path}", project.path("bin").display()))
+        .env("ANTHROPIC_API_KEY", "k-anthropic")
+        .env("OPENAI_API_KEY", "k-openai")
+        .env("SECRET_TOKEN", "k-secret")
+        .env("OTHER", "other")
+        .run()
+}
+
+#[test]
+fn claude_code_is_called_as_documented() {
+    let runner = "  type: claude-code\n  effort: high\n  permission_mode: bypassPermissions\n  \
+                  system_prompt: Be brief.\n  plugin_dirs: [plugin]\n";
+    let said = r#"{"type":"result","result":"done","total_cost_usd":0.5,"num_turns":2,"usage":{"input_tokens":3,"output_tokens":4}}"#;
+    for sandbox in sandboxes() {
+        let project = stand_in(runner, "claude", said);
+        let outcome = run_stand_in(
+            &project,
+            &["--sandbox", sandbox, "--allow", "run-not-isolated"],
+        );
+        let outcome = outcome.assert_code(0);
+        let out = |name: &str| project.read(&format!("runs/r/a/workspace/out/{name}"));
+        let plugin = match sandbox {
+            "bwrap" => "/casepack/plugins/0/plugin".to_owned(),
+            _ => project.path("plugin").display().to_string(),
+        };
+        assert_eq!(
+            out("a"),
+            format!(
+                "<--print>\n<--output-format=stream-json>\n<--verbose>\n<--model=big>\n\
+                 <--max-budget-usd=2.5>\n<--effort=high>\n<--permission-mode=bypassPermissions>\n\
+                 <--plugin-dir={plugin}>\n<--append-system-prompt=Be brief.>\n"
+            )
+        );
+        assert_eq!(out("stdin"), "--version of \"$(id)\" 'x'");
+        assert_eq!(out("plugins"), "skills\n");
+        let inside = if sandbox == "bwrap" {
+            "IS_SANDBOX=1\n"
+        } else {
+            ""
+        };
+        assert_eq!(
+            out("env"),
+            format!(
+                "ANTHROPIC_API_KEY=k-anthropic\nCLAUDE_CODE_SUBAGENT_MODEL=small\n{inside}MINE=other\n"
+            )
+        );
+        let agent = &outcome.json()["cases"][0]["agent"];
+        assert_eq!(agent["cost_usd"], 0.5);
+        assert_eq!(agent["num_turns"], 2);
+        assert_eq!(agent["token_usage"]["output"], 4);
+        // The stream is kept, and no secret is written down.
+        assert!(project.read("runs/r/a/stdout.txt").contains(said));
+        assert_no_secret(&project, "runs/r/a/workspace");
+    }
+}
+
+/// Nothing below `runs` but what the agent itself wrote holds a secret of the caller.
+#[track_caller]
+fn assert_no_secret(project: &Project, own: &str) {
+    let mut ahead = vec![project.path("runs"), project.path("dist")];
+    while let Some(dir) = ahead.pop() {
+        for entry in std::fs::read_dir(dir).unwrap().flatten() {
+            let path = entry.path();
+            if path.starts_with(project.path(own)) || path.ends_with("outputs") {
+                continue;
+            }
+            if path.is_dir() {
+                ahead.push(path);
+            } else if let Ok(bytes) = std::fs::read(&path) {
+                let text = String::from_utf8_lossy(&bytes);
+                assert!(!text.contains("k-anthropic"), "{}", path.display());
+            }
+        }
+    }
+}
+
+/// The sandboxes that can be tested here.
+fn sandboxes() -> Vec<&'static str> {
+    let works = std::process::Command::new("bwrap")
+        .args(["--ro-bind", "/", "/", "--unshare-pid", "true"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if works {
+        vec!["none", "bwrap"]
+    } else {
+        println!("skipped: bubblewrap does not work here");
+        vec!["none"]
+    }
+}
+
+#[test]
+fn codex_and_opencode_are_called_as_documented() {
+    for sandbox in sandboxes() {
+        let args = ["--sandbox", sandbox, "--allow", "run-not-isolated"];
+        let said = r#"{"type":"turn.completed","usage":{"input_tokens":9,"cached_input_tokens":4,"output_tokens":1}}"#;
+        let project = stand_in("  type: codex\n  effort: low\n", "codex", said);
+        let outcome = run_stand_in(&project, &args).assert_code(0);
+        let (mode, workdir) = match sandbox {
+            "bwrap" => (
+                "--dangerously-bypass-approvals-and-sandbox",
+                "/workspace".to_owned(),
+            ),
+            _ => (
+                "--sandbox=workspace-write",
+                project.path("runs/r/a/workspace").display().to_string(),
+            ),
+        };
+        assert_eq!(
+            project.read("runs/r/a/workspace/out/a"),
+            format!(
+                "<exec>\n<--json>\n<--ephemeral>\n<--skip-git-repo-check>\n<{mode}>\n\
+                 <--cd={workdir}>\n<--model=big>\n<--config=model_reasoning_effort=\"low\">\n<->\n"
+            )
+        );
+        assert_eq!(
+            project.read("runs/r/a/workspace/out/stdin"),
+            "--version of \"$(id)\" 'x'"
+        );
+        let env = project.read("runs/r/a/workspace/out/env");
+        assert_eq!(env, "MINE=other\nOPENAI_API_KEY=k-openai\n");
+        assert_eq!(
+            outcome.json()["cases"][0]["agent"]["token_usage"]["input"],
+            5
+        );
+        // What it has no option for is told.
+        let ignored = outcome.findings("agent-option-ignored");
+        let ignored: Vec<_> = ignored.iter().map(|finding| &finding["entry"]).collect();
+        assert!(ignored.contains(&&json!("max_budget_usd")), "{outcome}");
+
+        let said = r#"{"type":"step_finish","part":{"cost":0.25,"tokens":{"input":2,"output":3}}}"#;
+        let runner = "  type: opencode\n  effort: max\n  permission_mode: bypassPermissions\n";
+        let project = stand_in(runner, "opencode", said);
+        let outcome = run_stand_in(&project, &args).assert_code(0);
+        assert_eq!(
+            project.read("runs/r/a/workspace/out/a"),
+            "<run>\n<--format=json>\n<--model=big>\n<--variant=max>\n<-->\n\
+             <--version of \"$(id)\" 'x'>\n"
+        );
+        let env = project.read("runs/r/a/workspace/out/env");
+        assert!(
+            env.contains("OPENCODE_PERMISSION={\"*\":\"allow\"}\n"),
+            "{env}"
+        );
+        assert_eq!(outcome.json()["cases"][0]["agent"]["cost_usd"], 0.25);
+    }
+}
+
+#[test]
+fn logins_are_shown_on_request_only() {
+    for sandbox in sandboxes() {
+        let project = stand_in("  type: claude-code\n", "claude", "");
+        project.write("home/.claude/.credentials.json", "login\n");
+        project.write("home/.codex/auth.json", "another\n");
+        let args = ["--sandbox", sandbox, "--allow", "run-not-isolated"];
+        run_stand_in(&project, &args).assert_code(0);
+        assert_eq!(project.read("runs/r/a/workspace/out/login"), "");
+        project.remove("runs");
+        let home = project.path("home").display().to_string();
+        run_stand_in(&project, &[&args[..], &["--agent-home", &home]].concat()).assert_code(0);
+        assert_eq!(project.read("runs/r/a/workspace/out/login"), "login\n");
+        // Not even a copy is left, and the file is as it was.
+        assert!(!project.path("runs/r/a/home").exists());
+        assert_eq!(project.read("home/.claude/.credentials.json"), "login\n");
+    }
+}
+
+#[test]
+fn agents_that_are_not_there_are_told_with_those_that_could_be() {
+    let project = stand_in("  type: claude-code\n", "other", "");
+    let outcome = project
+        .invoke(["run", "--sandbox", "none", "--allow", "run-not-isolated"])
+        .env("PATH", "/usr/bin:/bin")
+        .run()
+        .assert_code(1);
+    assert!(outcome.stderr.contains("'claude'"), "{outcome}");
+    assert!(outcome.stderr.contains("not found in PATH"), "{outcome}");
+    assert!(!project.path("runs").exists());
+    let project = stand_in("  type: responses-api\n", "other", "");
+    let outcome = run(&project, &[]).run().assert_code(1);
+    for known in [
+        "responses-api",
+        "cli, claude-code, codex, opencode",
+        "--agent oracle",
+    ] {
+        assert!(outcome.stderr.contains(known), "{outcome}");
+    }
+    // Another one than the dataset names.
+    let project = stand_in("  type: responses-api\n", "claude", "");
+    let args = [
+        "--agent",
+        "claude-code",
+        "--sandbox",
+        "none",
+        "--allow",
+        "run-not-isolated",
+    ];
+    let outcome = run_stand_in(&project, &args).assert_code(0);
+    assert_eq!(outcome.json()["agent"]["name"], "claude-code");
+}
+
+/// Cases `a` and `b`, judged yes and no, with more lines of config.
+fn judged(agent: &str, more: &str) -> Project {
+    ProjectBuilder::new()
+        .eval_yaml(&format!(
+            "name: small\n\
+             dataset: {{path: cases, schema: prompt}}\n\
+             execution: {{prompt: '{{prompt}}'}}\n\
+             runner: {{type: cli, command: [sh, agent.sh]}}\n\
+             outputs: [{{path: out}}]\n\
+             judges:\n  - name: good\n    check: 'return \"out/a\" in outputs[\"files\"]'\n{more}"
+        ))
+        .file("agent.sh", agent)
+        .case("a", |case| case.input("prompt: one\n"))
+        .case("b", |case| case.input("prompt: two\n"))
+        .build()
+}
+
+const ONE_OF_TWO: &str = "grep -q one input.yaml && touch out/a; true\n";
+
+#[test]
+fn thresholds_decide_the_exit_code_and_are_shown() {
+    for (bounds, code, told) in [
+        (
+            "{min_pass_rate: 0.5}",
+            0,
+            "met  good.min_pass_rate  0.50  got 0.50",
+        ),
+        (
+            "{min_pass_rate: 0.6}",
+            1,
+            "missed  good.min_pass_rate  0.60  got 0.50",
+        ),
+        (
+            "{min_mean: 0.5, max_error_rate: 0}",
+            0,
+            "good.max_error_rate  0.00  got 0.00",
+        ),
+    ] {
+        let project = judged(ONE_OF_TWO, &format!("thresholds: {{good: {bounds}}}\n"));
+        let outcome = run(&project, &["--run-id", "r"]).run().assert_code(code);
+        assert!(outcome.stdout.contains(told), "{outcome}");
+        assert!(outcome.stdout.contains("1 passed, 1 failed"), "{outcome}");
+        let results: serde_json::Value =
+            serde_json::from_str(&project.read("runs/r/results.json")).unwrap();
+        assert_eq!(results["thresholds"][0]["met"], code == 0);
+    }
+    // A case without a verdict is excused only where a bound says how many there may be.
+    for (bounds, code) in [
+        ("{min_mean: 1}", 1),
+        ("{min_mean: 1, max_error_rate: 0.4}", 1),
+        ("{min_mean: 1, max_error_rate: 0.5}", 0),
+    ] {
+        let hooks = "hooks: {before_each: [{command: 'test $CASE_ID = a'}]}\n";
+        let more = format!("thresholds: {{good: {bounds}}}\n{hooks}");
+        let project = judged("touch out/a\n", &more);
+        let outcome = run(&project, &[]).run().assert_code(code);
+        assert!(
+            outcome.stdout.contains("1 passed, 1 without a verdict"),
+            "{outcome}"
+        );
+    }
+}
+
+#[test]
+fn hooks_run_in_all_phases_with_what_they_are_told() {
+    let log = "echo \"$PHASE $CASE_ID $STEP_INDEX $STEP_EXIT_CODE $(basename $PWD) $AGENT_EVAL_RUN_ID\" >> $AGENT_EVAL_PROJECT_ROOT/log";
+    let mut hooks = String::from("hooks:\n");
+    for phase in [
+        "before_all",
+        "before_each",
+        "before_step",
+        "after_step",
+        "after_each",
+        "before_scoring",
+        "after_all",
+        "before_report",
+    ] {
+        let command = log.replace("$PHASE", phase);
+        hooks.extend(["  ", phase, ":\n    - command: '", &command, "'\n"]);
+        hooks.push_str("    - {command: 'touch never', condition: 'exit 1', description: never}\n");
+    }
+    hooks = hooks.replace(
+        "  before_each:\n",
+        "  before_each:\n    - command: 'echo \"{env: {FROM_HOOK: $CASE_ID}, data: {port: 8080}}\" > .hook-outputs.yaml; \
+         test -f \"$CASE_INPUT\" && test -d \"$CASE_SOURCE_DIR\" && test \"$CASE_WORKSPACE\" = \"$PWD\"'\n",
+    );
+    let agent = "touch out/a; echo $FROM_HOOK > out/hook; exit 3\n";
+    let project = judged(agent, &hooks);
+    let outcome = run(
+        &project,
+        &["--run-id", "r", "--case", "a", "--output", "json"],
+    )
+    .run();
+    let outcome = outcome.assert_code(0);
+    assert_eq!(
+        project.read("log"),
+        "before_all    project r\n\
+         before_each a   workspace r\n\
+         before_step a 0  workspace r\n\
+         after_step a 0 3 workspace r\n\
+         before_scoring a 0 3 project r\n\
+         after_each a   workspace r\n\
+         after_all    project r\n\
+         before_report    project r\n"
+    );
+    assert_eq!(project.read("runs/r/a/outputs/out/hook"), "a\n");
+    assert!(
+        !project
+            .path("runs/r/a/workspace/.hook-outputs.yaml")
+            .exists()
+    );
+    assert!(!project.path("never").exists());
+    let told = project.read("runs/r/a/logs/agent/run_result.json");
+    assert!(told.contains("\"port\": 8080"), "{told}");
+    let document = outcome.json();
+    let hooks = document["cases"][0]["hooks"].as_array().unwrap();
+    assert!(
+        hooks
+            .iter()
+            .any(|hook| hook["what"] == "never" && hook["skipped"] == true)
+    );
+    let log = hooks[0]["log"].as_str().unwrap();
+    assert!(project.path(format!("runs/r/{log}")).exists());
+    assert_eq!(document["hooks"][0]["phase"], "before_all");
+}
+
+#[test]
+fn failing_hooks_end_what_they_are_around_and_nothing_else() {
+    let hooks = "hooks:\n  before_each:\n    - {command: 'test $CASE_ID = b', description: prepare}\n  \
+                 after_each:\n    - {command: 'touch $AGENT_EVAL_PROJECT_ROOT/after-$CASE_ID; exit 1'}\n";
+    let project = judged("touch out/a\n", hooks);
+    let outcome = run(&project, &["--run-id", "r", "--output", "json"]).run();
+    let document = outcome.assert_code(1).json();
+    assert_eq!(document["cases"][0]["error"], "hook");
+    let message = document["cases"][0]["message"].as_str().unwrap();
+    assert!(
+        message.contains("before_each hook 'prepare' failed: exit status 1"),
+        "{message}"
+    );
+    assert_eq!(document["cases"][1]["status"], "passed");
+    assert!(project.path("after-a").exists() && project.path("after-b").exists());
+    // One before all of them: nothing is run, and what was begun is cleaned up.
+    let hooks = "hooks:\n  before_all:\n    - {command: 'sleep 77', timeout: 1}\n  \
+                 after_all:\n    - {command: 'touch cleaned'}\n";
+    let project = judged("touch out/a\n", hooks);
+    let outcome = run(&project, &["--run-id", "r", "--output", "json"]).run();
+    let document = outcome.assert_code(1).json();
+    assert_eq!(document["summary"]["skipped"], 2);
+    assert_eq!(document["cases"][0]["error"], "hook");
+    assert_eq!(document["hooks"][0]["timed_out"], true);
+    assert!(project.path("cleaned").exists());
+    // One that may fail.
+    let hooks = "hooks:\n  before_all:\n    - {command: 'exit 1', on_failure: continue}\n";
+    let project = judged("touch out/a\n", hooks);
+    run(&project, &[]).run().assert_code(0);
+}
+
+#[test]
+fn what_a_hook_starts_lives_until_its_scope_ends() {
+    let number = format!("98{}", std::process::id());
+    let hooks = format!(
+        "hooks:\n  before_each:\n    - {{command: 'sleep {number} & echo $! > out/pid'}}\n"
+    );
+    let agent = "touch out/a\n";
+    let project = judged(agent, &hooks);
+    let config = project.read("eval.yaml").replace(
+        "check: 'return \"out/a\" in outputs[\"files\"]'",
+        "check: 'import os; return os.path.exists(\"/proc/\" + outputs[\"files\"][\"out/pid\"].strip())'",
+    );
+    project.write("eval.yaml", config);
+    // Without a sandbox the judge sees the process.
+    run(&project, &["--run-id", "r"]).run().assert_code(0);
+    let left = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter(|process| {
+            std::fs::read(process.path().join("cmdline"))
+                .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&number))
+        });
+    assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn attempts_count_all_of_them_and_not_the_luckiest() {
+    let agent = "n=$(cat $COUNT 2>/dev/null || echo 0); echo $((n + 1)) > $COUNT\n\
+                 test $n != 1 && touch out/a; true\n";
+    let project = judged(agent, "");
+    let config = project.read("eval.yaml").replace(
+        "prompt: '{prompt}'}",
+        &format!(
+            "prompt: '{{prompt}}', env: {{COUNT: {}}}}}",
+            project.path("count").display()
+        ),
+    );
+    project.write("eval.yaml", config);
+    let args = ["--run-id", "r", "--case", "a", "--attempts", "4", "-j", "1"];
+    let outcome = run(&project, &args).run().assert_code(1);
+    assert!(
+        outcome
+            .stdout
+            .contains("4 attempts each: pass@1 0.75, pass@2 1.00, pass@3 1.00, pass@4 1.00."),
+        "{outcome}"
+    );
+    assert!(
+        outcome.stdout.contains("3 of 4 attempts passed."),
+        "{outcome}"
+    );
+    let results: serde_json::Value =
+        serde_json::from_str(&project.read("runs/r/results.json")).unwrap();
+    let case = &results["cases"][0];
+    assert_eq!(
+        (&case["status"], &case["reward"]),
+        (&json!("failed"), &json!(0.75))
+    );
+    assert_eq!(case["attempts"][1]["status"], "failed");
+    assert!(project.path("runs/r/a/attempt-4/workspace/out/a").exists());
+}
+
+#[test]
+fn a_try_without_a_verdict_is_made_again() {
+    let hooks = "hooks:\n  before_each:\n    - command: 'echo x >> $AGENT_EVAL_PROJECT_ROOT/tries; \
+                 test $(wc -l < $AGENT_EVAL_PROJECT_ROOT/tries) -ge 3'\n";
+    let project = judged("touch out/a\n", hooks);
+    let args = [
+        "--run-id",
+        "r",
+        "--case",
+        "a",
+        "--retries",
+        "2",
+        "--output",
+        "json",
+    ];
+    let document = run(&project, &args).run().assert_code(0).json();
+    let retried = document["cases"][0]["retried"].as_array().unwrap();
+    assert_eq!(retried.len(), 2);
+    assert_eq!(retried[0]["error"], "hook");
+    // A case that failed has its verdict.
+    let project = judged("echo x >> $AGENT_EVAL/tries; true\n", "");
+    let document = run(&project, &args).run().assert_code(1).json();
+    assert_eq!(document["cases"][0].get("retried"), None);
+}
+
+#[test]
+fn a_stopped_run_is_taken_up_again() {
+    let agent =
+        "echo x >> $LOG; test -e $GO || grep -q one input.yaml || exec sleep 30; touch out/a\n";
+    let project = judged(agent, "");
+    let config = project.read("eval.yaml").replace(
+        "prompt: '{prompt}'}",
+        &format!(
+            "prompt: '{{prompt}}', env: {{LOG: {}, GO: {}}}}}",
+            project.path("log").display(),
+            project.path("go").display()
+        ),
+    );
+    project.write("eval.yaml", config);
+    let child = run(&project, &["--run-id", "r", "-j", "1"])
+        .command()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    let begun = || std::fs::read_to_string(project.path("log")).unwrap_or_default();
+    while begun().lines().count() < 2 {
+        assert!(
+            begin.elapsed() < Duration::from_mins(1),
+            "the second case did not start"
+        );
+        sleep(Duration::from_millis(10));
+    }
+    // While it runs, nobody else takes it up.
+    let outcome = run(&project, &["--resume", "r"]).run().assert_code(2);
+    assert!(
+        outcome.stderr.contains("another casepack is at work on it"),
+        "{outcome}"
+    );
+    signal(&child, Signal::INT);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        told.contains("Add --resume r to the same command"),
+        "{told}"
+    );
+    project.write("go", "");
+    let outcome = run(&project, &["--resume", "r", "--output", "json"])
+        .run()
+        .assert_code(0);
+    let document = outcome.json();
+    assert_eq!(document["cases"][0]["resumed"], true);
+    assert_eq!(document["cases"][1].get("resumed"), None);
+    assert_eq!(document["interrupted"], false);
+    assert_eq!(project.read("log").lines().count(), 3);
+    // By its path, and a case that changed is run again.
+    project.write("cases/a/input.yaml", "prompt: one more\n");
+    let path = project.path("runs/r").display().to_string();
+    run(&project, &["--resume", &path]).run().assert_code(0);
+    assert_eq!(project.read("log").lines().count(), 4);
+    for (args, why) in [
+        (&["--resume", "gone"][..], "it has no run.json"),
+        (
+            &["--resume", "r", "--agent", "nop"],
+            "its agent was cli, not nop",
+        ),
+        (&["--resume", "r", "--pass-at", "0.5"], "it had --pass-at 1"),
+    ] {
+        let outcome = run(&project, args).run().assert_code(2);
+        assert!(outcome.stderr.contains(why), "{outcome}");
+    }
+}
+
+#[test]
+fn packages_are_run_without_their_dataset() {
+    let project = judged(ONE_OF_TWO, "thresholds: {good: {min_pass_rate: 0.5}}\n");
+    project.casepack(["build"]).assert_code(0);
+    for name in ["eval.yaml", "cases"] {
+        project.remove(name);
+    }
+    for (path, cases) in [
+        ("dist", 2),
+        ("dist/harbor", 2),
+        ("dist/harbor/a", 1),
+        ("dist/harbor/a/task.toml", 1),
+    ] {
+        let args = [path, "--agent-command", "sh agent.sh", "--output", "json"];
+        let outcome = run(&project, &args).run().assert_code(0);
+        let document = outcome.json();
+        assert_eq!(document["summary"]["total"], cases, "{path}");
+        assert_eq!(document["dataset"]["name"], "small");
+        assert_eq!(document["thresholds"][0]["judge"], "good");
+        assert!(document["dataset"]["packages_digest"].is_string());
+    }
+    let outcome = run(&project, &["dist", "--case", "b", "--agent", "nop"])
+        .run()
+        .assert_code(1);
+    assert!(outcome.stdout.contains("failed  b"), "{outcome}");
+    let outcome = run(&project, &["dist"]).run().assert_code(1);
+    assert!(
+        outcome.stderr.contains("do not say which agent"),
+        "{outcome}"
+    );
+    let outcome = run(&project, &["dist", "--case", "x"]).run().assert_code(2);
+    assert!(outcome.stderr.contains("The cases are: a, b"), "{outcome}");
+}
+
+#[test]
+fn tasks_of_others_are_run_or_named_with_the_reason() {
+    let toml = "[environment]\ndocker_image = \"some/image\"\nworkdir = \"/app\"\n";
+    let test =
+        "#!/bin/bash\ntest -f done && echo 1 > $OUT/reward.txt || echo 0 > $OUT/reward.txt\n";
+    let test = test.replace("$OUT", "${CASEPACK_LOGS_DIR:-/logs}/verifier");
+    let mut builder = ProjectBuilder::new();
+    for (name, toml) in [
+        ("plain", toml.to_owned()),
+        ("built", "[environment]\n".to_owned()),
+        (
+            "fenced",
+            toml.replace("workdir", "network_mode = \"allowlist\"\nworkdir"),
+        ),
+        ("broken", "[environment".to_owned()),
+    ] {
+        builder = builder
+            .file(format!("tasks/{name}/task.toml"), toml)
+            .file(format!("tasks/{name}/instruction.md"), "Make done.\n")
+            .executable(format!("tasks/{name}/tests/test.sh"), &test)
+            .file(format!("tasks/{name}/environment/given"), "x\n")
+            .executable(format!("tasks/{name}/solution/solve.sh"), "touch done\n");
+    }
+    let project = builder
+        .file("tasks/built/environment/Dockerfile", "FROM x\n")
+        .build();
+    let args = ["tasks", "--agent", "oracle", "--output", "json"];
+    let document = run(&project, &args).run().assert_code(1).json();
+    let cases = document["cases"].as_array().unwrap();
+    let told: Vec<_> = cases
+        .iter()
+        .map(|case| {
+            (
+                case["id"].as_str().unwrap(),
+                case["status"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("broken", "error"),
+            ("built", "skipped"),
+            ("fenced", "skipped"),
+            ("plain", "passed")
+        ]
+    );
+    let message = |at: usize| cases[at]["message"].as_str().unwrap().to_owned();
+    assert!(message(0).contains("not valid TOML"), "{}", message(0));
+    assert!(
+        message(1).contains("environment/Dockerfile"),
+        "{}",
+        message(1)
+    );
+    assert!(message(2).contains("allowlist"), "{}", message(2));
+    assert_eq!(document["dataset"]["name"], "tasks");
+    // One of them alone, from inside.
+    let args = RUN.iter().chain(&["--agent", "oracle"]);
+    project
+        .invoke(args)
+        .cwd(project.path("tasks/plain"))
+        .run()
+        .assert_code(0);
+}
+
+#[test]
+fn later_steps_are_told_what_earlier_ones_came_to() {
+    let project = ProjectBuilder::new()
+        .eval_yaml(
+            "name: steps\n\
+             dataset: {path: cases, schema: prompt}\n\
+             execution:\n  steps:\n    - {id: plan, prompt: 'Plan {{ input.prompt }}'}\n    \
+             - {id: work, prompt: 'Then {{ steps.plan.output }} ({{ steps.plan.exit_code }}) {{ steps.plan.files[\"plan.txt\"] }}'}\n\
+             runner: {type: cli, command: [sh, agent.sh, '{instruction}']}\n\
+             outputs: [{path: plan.txt}, {path: told.txt}]\n\
+             judges:\n  - name: told\n    step: work\n    check: 'return outputs[\"files\"][\"told.txt\"] == \"Then I plan (0) of one\\n\"'\n  \
+             - name: planned\n    step: plan\n    check: 'return True'\n",
+        )
+        .file(
+            "agent.sh",
+            "case $1 in Plan*) echo 'I plan'; printf 'of one' > plan.txt;; *) echo \"$1\" > told.txt;; esac\n",
+        )
+        .case("a", |case| case.input("prompt: one\n"))
+        .build();
+    let outcome = run(&project, &["--run-id", "r"]).run().assert_code(0);
+    assert!(outcome.stdout.contains("1 passed"), "{outcome}");
+    // What only a run can render is never among the packages for others.
+    let outcome = project.casepack(["build"]).assert_code(1);
+    assert!(
+        outcome.stderr.contains("exist only while a case runs"),
+        "{outcome}"
+    );
+}
+
+#[test]
+fn a_step_that_fails_ends_the_case_unless_it_may() {
+    for (on_failure, code, told) in [("fail", 1, false), ("continue", 0, true)] {
+        let project = ProjectBuilder::new()
+            .eval_yaml(&format!(
+                "name: steps\n\
+                 dataset: {{path: cases, schema: prompt}}\n\
+                 execution:\n  steps:\n    - {{id: plan, prompt: Plan, on_failure: {on_failure}}}\n    \
+                 - {{id: work, prompt: Work, runner: {{type: cli, command: 'sh other.sh'}}, timeout: 20}}\n\
+                 runner: {{type: cli, command: 'sh agent.sh'}}\n\
+                 outputs: [{{path: worked}}]\n\
+                 judges:\n  - {{name: planned, step: plan, check: 'return True'}}\n  \
+                 - {{name: worked, step: work, check: 'return \"worked/x\" in outputs[\"files\"]'}}\n"
+            ))
+            .file("agent.sh", "exit 1\n")
+            .file("other.sh", "touch worked/x\n")
+            .case("a", |case| case.input("prompt: one\n"))
+            .build();
+        let outcome = run(&project, &["--run-id", "r", "--output", "json"]).run();
+        let document = outcome.assert_code(code).json();
+        assert_eq!(
+            document["cases"][0]["steps"].as_array().unwrap().len() == 2,
+            told
+        );
+        assert_eq!(project.path("runs/r/a/workspace/worked/x").exists(), told);
+    }
+}

@@ -83,6 +83,8 @@ pub struct Options {
     pub agent_user: Option<String>,
     /// `org`: the first part of task names; the dataset's name without it.
     pub org: Option<String>,
+    /// No flag: packages for a local run only, which can render what earlier steps came to.
+    pub local: bool,
 }
 
 /// The base image when none is given: Python, and no module that is not Python's own.
@@ -155,6 +157,7 @@ impl Options {
                 .unwrap_or_default(),
             agent_user: given.take("agent-user", flags.agent_user.as_deref(), user),
             org: given.take("org", flags.org.as_deref(), org),
+            local: false,
         }
     }
 }
@@ -173,6 +176,7 @@ impl Default for Options {
             profile: Profile::default(),
             agent_user: None,
             org: None,
+            local: false,
         }
     }
 }

@@ -1,0 +1,315 @@
+//! Hooks: the dataset's own commands around cases, steps and judging (agent-eval-harness 3.3).
+//!
+//! Owns when one counts as failed, what it is told and what it tells back. Refuses to know agents.
+//! Hooks run as the caller and outside of the sandbox: they are the operator's commands, made to
+//! reach the project and services. What they start may live on until their scope ends, so that a
+//! server can be started before a case and be there for it.
+//! Invariant: nothing that an agent left behind is taken for the output of a hook.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::process::{self, Capture, Cut, Ended, Job};
+use super::results::HookRun;
+use crate::dataset::{Hook, Phase};
+use crate::diag::Source;
+use crate::fs::{Root, remove_tree};
+use crate::path::TreePath;
+use crate::template::python_str;
+use crate::yaml::{self, Yaml};
+
+/// How long a condition may take.
+const CONDITION_TIMEOUT: Duration = Duration::from_secs(30);
+/// What a hook tells back, the first that is there.
+const OUTPUTS: [&str; 2] = [".hook-outputs.yaml", ".hook-outputs.json"];
+/// The largest of these.
+const OUTPUTS_MAX: u64 = 1 << 20;
+/// Of a command without a description so many characters are shown.
+const WHAT_MAX: usize = 60;
+/// The most that is kept of what a condition prints.
+const CONDITION_OUTPUT: u64 = 64 << 10;
+
+/// The hooks of a dataset.
+pub(super) struct Hooks<'a> {
+    pub(super) all: &'a [Hook],
+    /// The caller's environment and what every hook is told.
+    pub(super) env: BTreeMap<String, String>,
+    /// The run's directory; logs are told relative to it.
+    pub(super) run_dir: PathBuf,
+    pub(super) stop: &'a AtomicBool,
+}
+
+/// Around what hooks run.
+pub(super) struct Around<'a> {
+    /// Where they start.
+    pub(super) cwd: &'a Path,
+    /// Where else their outputs are looked for.
+    pub(super) also: Option<&'a Path>,
+    /// Where their logs go; made when it is missing.
+    pub(super) logs: PathBuf,
+    /// What they are told besides.
+    pub(super) told: Vec<(&'static str, String)>,
+    /// The step around which they run.
+    pub(super) step: Option<&'a str>,
+    /// The mark of processes that may outlive them.
+    pub(super) scope: &'a str,
+}
+
+/// What hooks told back.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Told {
+    /// More environment for what follows.
+    pub(super) env: BTreeMap<String, String>,
+    /// For judges.
+    pub(super) data: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Told {
+    /// Puts `later` over it.
+    pub(super) fn add(&mut self, later: Self) {
+        self.env.extend(later.env);
+        self.data.extend(later.data);
+    }
+}
+
+/// The phase's name in `hooks`.
+fn name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::BeforeAll => "before_all",
+        Phase::BeforeEach => "before_each",
+        Phase::BeforeStep => "before_step",
+        Phase::AfterStep => "after_step",
+        Phase::AfterEach => "after_each",
+        Phase::BeforeScoring => "before_scoring",
+        Phase::AfterAll => "after_all",
+        Phase::BeforeReport => "before_report",
+    }
+}
+
+/// Whether a failure of such a hook ends what it is around.
+fn decides(phase: Phase) -> bool {
+    matches!(
+        phase,
+        Phase::BeforeAll | Phase::BeforeEach | Phase::BeforeStep | Phase::BeforeScoring
+    )
+}
+
+impl Hooks<'_> {
+    pub(super) fn has(&self, phase: Phase) -> bool {
+        self.all.iter().any(|hook| hook.phase == phase)
+    }
+
+    /// Runs the hooks of `phase`, one after the other.
+    ///
+    /// # Errors
+    /// A sentence about the first that failed, where a failure counts.
+    pub(super) fn run(
+        &self,
+        phase: Phase,
+        around: &Around<'_>,
+        done: &mut Vec<HookRun>,
+    ) -> Result<Told, String> {
+        let mut told = Told::default();
+        let hooks = self.all.iter().filter(|hook| hook.phase == phase);
+        for (index, hook) in hooks.enumerate() {
+            let run = match self.one(hook, phase, index, around) {
+                Ok(run) => run,
+                Err(error) => {
+                    let message = format!("The {} hook could not be run: {error}.", name(phase));
+                    if decides(phase) && hook.fail {
+                        return Err(message);
+                    }
+                    continue;
+                }
+            };
+            let failed = !run.skipped && (run.timed_out || run.exit_code != Some(0));
+            let message = failed.then(|| {
+                let why = match (run.timed_out, run.exit_code) {
+                    (true, _) => format!("its time ({} s) was up", hook.timeout_sec),
+                    (_, Some(code)) => format!("exit status {code}"),
+                    _ => "it was ended by a signal".to_owned(),
+                };
+                let log = run.log.as_deref().unwrap_or_default();
+                format!(
+                    "The {} hook '{}' failed: {why}. See {log}.",
+                    run.phase, run.what
+                )
+            });
+            done.push(run);
+            if let Some(message) = message.filter(|_| decides(phase) && hook.fail) {
+                return Err(message);
+            }
+        }
+        // What hooks after an agent tell is read too, for judges; only what hooks before it tell
+        // gets to the agent.
+        for place in [Some(around.cwd), around.also].into_iter().flatten() {
+            told.add(take_outputs(place));
+        }
+        if !decides(phase) {
+            told.env.clear();
+        }
+        Ok(told)
+    }
+
+    fn one(
+        &self,
+        hook: &Hook,
+        phase: Phase,
+        index: usize,
+        around: &Around<'_>,
+    ) -> std::io::Result<HookRun> {
+        let first = hook.command.lines().next().unwrap_or_default();
+        let what: String = match hook.description.trim() {
+            "" => first.chars().take(WHAT_MAX).collect(),
+            description => description.to_owned(),
+        };
+        let mut run = HookRun {
+            phase: name(phase).to_owned(),
+            step: around.step.map(str::to_owned),
+            what,
+            skipped: false,
+            exit_code: None,
+            timed_out: false,
+            duration: Duration::ZERO,
+            log: None,
+        };
+        if hook.command.trim().is_empty() {
+            run.skipped = true;
+            return Ok(run);
+        }
+        if index == 0 {
+            // An agent may have put them there.
+            for place in [Some(around.cwd), around.also].into_iter().flatten() {
+                for name in OUTPUTS {
+                    remove_tree(&place.join(name)).map_err(|error| error.source)?;
+                }
+            }
+        }
+        std::fs::create_dir_all(&around.logs)?;
+        let mut env = self.env.clone();
+        for (name, value) in &around.told {
+            env.insert((*name).to_owned(), value.clone());
+        }
+        if !hook.condition.trim().is_empty() {
+            let log = around
+                .logs
+                .join(format!("{}.{index}.condition.log", name(phase)));
+            let output = Capture::create(&log, CONDITION_OUTPUT)?;
+            let ended = self.start(&hook.condition, CONDITION_TIMEOUT, output, &env, around)?;
+            if ended.exit_code != Some(0) || ended.cut.is_some() {
+                run.skipped = true;
+                return Ok(run);
+            }
+            std::fs::remove_file(&log)?;
+        }
+        let log = around.logs.join(format!("{}.{index}.log", name(phase)));
+        let output = Capture::create(&log, u64::MAX)?;
+        let timeout = Duration::from_secs(hook.timeout_sec);
+        let ended = self.start(&hook.command, timeout, output, &env, around)?;
+        run.exit_code = ended.exit_code;
+        run.timed_out = ended.cut == Some(Cut::TimeUp);
+        run.duration = ended.duration;
+        let shown = log.strip_prefix(&self.run_dir).unwrap_or(&log);
+        run.log = Some(shown.to_string_lossy().into_owned());
+        Ok(run)
+    }
+
+    fn start(
+        &self,
+        command: &str,
+        timeout: Duration,
+        output: Capture,
+        env: &BTreeMap<String, String>,
+        around: &Around<'_>,
+    ) -> std::io::Result<Ended> {
+        process::watch(Job {
+            argv: &["bash".into(), "-c".into(), command.into()],
+            env,
+            cwd: around.cwd,
+            input: None,
+            files: &[],
+            output: (output, None),
+            timeout: Some(timeout),
+            bwrap: false,
+            scope: Some(around.scope),
+            stop: self.stop,
+        })
+    }
+}
+
+/// Reads and removes what hooks left in `dir`.
+fn take_outputs(dir: &Path) -> Told {
+    let mut told = Told::default();
+    let Ok(root) = Root::open(dir) else {
+        return told;
+    };
+    for name in OUTPUTS {
+        let Ok(path) = TreePath::new(name) else {
+            continue;
+        };
+        let read = root.read(&path, OUTPUTS_MAX);
+        remove_tree(&dir.join(name)).ok();
+        if let Ok((bytes, _)) = read {
+            if let Ok(text) = String::from_utf8(bytes) {
+                told = parse(name, text);
+            }
+            break;
+        }
+    }
+    told
+}
+
+fn parse(name: &str, text: String) -> Told {
+    let mut told = Told::default();
+    let source = Arc::new(Source {
+        name: name.to_owned(),
+        text,
+    });
+    let Ok(document) = yaml::parse(source) else {
+        return told;
+    };
+    if let Some(Yaml::Map(entries)) = document.root.value.get("env").map(|node| &node.value) {
+        for (key, value) in entries {
+            let (key, value) = (python_str(&key.value), python_str(&value.value));
+            let usable = !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0');
+            if usable {
+                told.env.insert(key, value);
+            }
+        }
+    }
+    if let Some(Yaml::Map(entries)) = document.root.value.get("data").map(|node| &node.value) {
+        for (key, value) in entries {
+            let value = value.value.to_tagged_json();
+            told.data.insert(python_str(&key.value), value);
+        }
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_taken_once_and_only_from_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(".hook-outputs.yaml");
+        std::fs::write(&path, "env: {PORT: 8080, '': x, 'a=b': c}\ndata: {id: 7}\n").unwrap();
+        let told = take_outputs(dir.path());
+        assert_eq!(
+            told.env,
+            BTreeMap::from([("PORT".to_owned(), "8080".to_owned())])
+        );
+        assert_eq!(told.data["id"], 7);
+        assert!(!path.exists());
+        std::fs::write(dir.path().join("secret"), "env: {A: b}").unwrap();
+        std::os::unix::fs::symlink("secret", &path).unwrap();
+        assert!(take_outputs(dir.path()).env.is_empty());
+        assert!(dir.path().join("secret").exists());
+        std::fs::write(dir.path().join(".hook-outputs.json"), "[1]").unwrap();
+        assert!(take_outputs(dir.path()).env.is_empty());
+    }
+}
