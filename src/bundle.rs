@@ -15,7 +15,7 @@ mod packer;
 mod previous;
 mod release;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt;
 

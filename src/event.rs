@@ -58,6 +58,22 @@ pub enum Event<'a> {
         /// From the start of the agent to the verdict.
         duration: Duration,
     },
+    /// A stage starts that moves objects to or from a store.
+    TransferStarted {
+        /// Which one.
+        stage: Stage,
+        /// How many objects, or cases that come from them.
+        objects: usize,
+        /// Their bytes.
+        bytes: u64,
+    },
+    /// Objects were moved.
+    Transferred {
+        /// How many.
+        objects: u64,
+        /// Their bytes.
+        bytes: u64,
+    },
     /// The stage is over.
     StageFinished {
         /// Which one.
@@ -74,6 +90,12 @@ pub enum Stage {
     Build,
     /// Running cases.
     Run,
+    /// Sending a release to a store.
+    Upload,
+    /// Getting cases from a store.
+    Download,
+    /// Hashing what a store has.
+    Verify,
 }
 
 /// Somebody who is told. Called from several threads at once.

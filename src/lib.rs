@@ -16,7 +16,7 @@
 //! | 2 tools | `yaml`, `fs`, `template`, `store`, `tree` |
 //! | 3 inputs | `dataset`, `assemble` |
 //! | 4 decisions | `target`, `bundle`, `plan` |
-//! | 5 actions | `run` |
+//! | 5 actions | `publish`, `run` |
 //! | 6 outcomes | `report` |
 //! | 7 shell | `cli` |
 
@@ -31,6 +31,7 @@ pub mod event;
 pub mod fs;
 pub mod path;
 pub mod plan;
+pub mod publish;
 pub mod report;
 pub mod run;
 pub mod store;

@@ -6,7 +6,7 @@
 //! (only what the record says and what is unchanged is replaced or removed), reproducible (results
 //! are put in the order of case ids, whatever the threads do).
 
-mod fingerprint;
+pub(crate) mod fingerprint;
 mod output;
 mod state;
 

@@ -18,14 +18,14 @@ use crate::tree::{Content, Mode, Tree, TreeBuilder};
 
 /// Views and package of one case, as paths and texts.
 #[derive(Debug, Clone, Default)]
-struct Made {
-    workspace: BTreeMap<String, Vec<u8>>,
-    evaluation: BTreeMap<String, Vec<u8>>,
+pub(crate) struct Made {
+    pub(crate) workspace: BTreeMap<String, Vec<u8>>,
+    pub(crate) evaluation: BTreeMap<String, Vec<u8>>,
     /// Files of the package beside them.
-    around: BTreeMap<String, Vec<u8>>,
+    pub(crate) around: BTreeMap<String, Vec<u8>>,
 }
 
-fn tree(files: &BTreeMap<String, Vec<u8>>) -> Tree {
+pub(crate) fn tree(files: &BTreeMap<String, Vec<u8>>) -> Tree {
     let mut builder = TreeBuilder::new();
     for (path, bytes) in files {
         let mode = if bytes.starts_with(b"#!") {
@@ -42,7 +42,7 @@ fn tree(files: &BTreeMap<String, Vec<u8>>) -> Tree {
 }
 
 impl Made {
-    fn numbered(at: usize) -> Self {
+    pub(crate) fn numbered(at: usize) -> Self {
         let mut made = Self::default();
         made.workspace.insert(
             "input.yaml".to_owned(),
@@ -71,7 +71,7 @@ impl Made {
         made
     }
 
-    fn package(&self) -> Tree {
+    pub(crate) fn package(&self) -> Tree {
         let mut all = self.around.clone();
         for (path, bytes) in &self.workspace {
             all.insert(format!("environment/{path}"), bytes.clone());
@@ -104,14 +104,14 @@ impl Made {
     }
 }
 
-fn packer(root: &Path, compression: Compression) -> Packer {
+pub(crate) fn packer(root: &Path, compression: Compression) -> Packer {
     fs::create_dir_all(root).unwrap();
     let temp = root.with_extension("temp");
     fs::create_dir_all(&temp).unwrap();
     Packer::new(root, &temp, RefName::new("latest").unwrap(), compression).unwrap()
 }
 
-fn finish(packer: Packer, jobs: usize) -> Packed {
+pub(crate) fn finish(packer: Packer, jobs: usize) -> Packed {
     let about = About {
         name: "set".to_owned(),
         ..About::default()
@@ -126,7 +126,7 @@ fn finish(packer: Packer, jobs: usize) -> Packed {
         .unwrap()
 }
 
-fn pack_all(root: &Path, cases: &BTreeMap<String, Made>, jobs: usize) -> Packed {
+pub(crate) fn pack_all(root: &Path, cases: &BTreeMap<String, Made>, jobs: usize) -> Packed {
     let packer = packer(root, Compression::Zstd);
     for (id, made) in cases {
         made.add(&packer, id);
@@ -135,7 +135,7 @@ fn pack_all(root: &Path, cases: &BTreeMap<String, Made>, jobs: usize) -> Packed 
 }
 
 /// Every file of a store root.
-fn files(root: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn files(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let root = Arc::new(Root::open(root).unwrap());
     let tree = Tree::from_dir(&root, None, u64::MAX).unwrap();
     let text = |path: &TreePath| {
@@ -225,7 +225,7 @@ fn restore(root: &Path, release: &Release) -> BTreeMap<(View, String), BTreeMap<
     trees
 }
 
-fn many(count: usize) -> BTreeMap<String, Made> {
+pub(crate) fn many(count: usize) -> BTreeMap<String, Made> {
     (0..count)
         .map(|at| (format!("case-{at:05}"), Made::numbered(at)))
         .collect()

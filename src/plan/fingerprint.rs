@@ -14,16 +14,16 @@ use crate::fs::{Found, FsError, Kind, Root, Stamp, Walk};
 use crate::path::TreePath;
 
 /// Clocks of file systems move in steps of up to 10 ms (a kernel tick); twice that is safe.
-pub(super) const GRANULARITY: Duration = Duration::from_millis(20);
+pub(crate) const GRANULARITY: Duration = Duration::from_millis(20);
 
 /// One look at a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Look {
+pub(crate) struct Look {
     /// Of everything that was seen.
-    pub(super) fingerprint: Digest,
+    pub(crate) fingerprint: Digest,
     /// Whether there is something in it that a look can't vouch for: a link (what it leads to was
     /// not looked at), or what has no place in a tree and is told on every build.
-    pub(super) odd: bool,
+    pub(crate) odd: bool,
     /// The latest change of anything in it, ns since 1970.
     pub(super) changed_ns: i128,
 }
@@ -40,7 +40,7 @@ impl Look {
 ///
 /// # Errors
 /// When a directory can't be listed.
-pub(super) fn look(root: &Arc<Root>, dir: Option<&TreePath>) -> Result<Look, FsError> {
+pub(crate) fn look(root: &Arc<Root>, dir: Option<&TreePath>) -> Result<Look, FsError> {
     let mut hasher = Hasher::new();
     let mut odd = false;
     let mut changed_ns = 0;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::super::settings::{Look, Progress as How};
-use super::{count, to_stderr};
+use super::{count, size, to_stderr};
 use crate::escape;
 use crate::event::{Event, Observer, Stage};
 
@@ -35,6 +35,8 @@ struct State {
     running: BTreeSet<String>,
     done: usize,
     failed: usize,
+    /// Bytes to be moved, and those that were.
+    bytes: Option<(u64, u64)>,
 }
 
 impl Progress {
@@ -105,6 +107,29 @@ impl State {
                     ));
                 }
             }
+            Event::TransferStarted {
+                stage,
+                objects,
+                bytes,
+            } => {
+                *self = Self::default();
+                self.bytes = Some((bytes, 0));
+                if how == How::Bars {
+                    self.bar = Some(Bar::new(verb(stage), objects));
+                    return None;
+                }
+                let what = match stage {
+                    Stage::Download => count(objects, "case", "cases"),
+                    _ => count(objects, "object", "objects"),
+                };
+                return Some(format!("{} {what} ({})\n", verb(stage), size(bytes)));
+            }
+            Event::Transferred { objects, bytes } => {
+                self.done += usize::try_from(objects).unwrap_or(0);
+                if let Some((_, moved)) = &mut self.bytes {
+                    *moved += bytes;
+                }
+            }
             Event::StageFinished { .. } => self.bar = None,
         }
         if let Some(bar) = &self.bar {
@@ -115,6 +140,9 @@ impl State {
 
     fn message(&self) -> String {
         let mut parts = Vec::new();
+        if let Some((all, moved)) = self.bytes {
+            parts.push(format!("{} of {}", size(moved), size(all)));
+        }
         if self.failed > 0 {
             parts.push(format!("{} failed", self.failed));
         }
@@ -137,6 +165,9 @@ fn verb(stage: Stage) -> &'static str {
         Stage::Check => "Checking",
         Stage::Build => "Building",
         Stage::Run => "Running",
+        Stage::Upload => "Uploading",
+        Stage::Download => "Pulling",
+        Stage::Verify => "Verifying",
     }
 }
 

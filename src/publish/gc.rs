@@ -1,0 +1,265 @@
+//! Garbage: blobs that no release needs, named in one pass and removed in a later one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{PublishError, Remote, key};
+use crate::bundle::{BLOBS, Release, digest_of_key, limits};
+use crate::digest::Digest;
+use crate::store::{AT_ONCE, Body, Entry, Store, for_each};
+
+const SCHEMA: &str = "casepack.garbage.v1";
+/// Below it are the records.
+const RECORDS: &str = "gc/";
+/// Bytes of a record at most.
+const MAX_RECORD: u64 = 1 << 30;
+/// Blobs of a store at most.
+const MAX_BLOBS: usize = 10_000_000;
+
+/// One pass over a store.
+#[derive(Debug, Clone, Copy)]
+pub struct Collection {
+    /// How long garbage stays after it was named.
+    pub grace: Duration,
+    /// How long a release that no ref names stays, from when a pass first found it so.
+    pub keep: Duration,
+    /// The time, seconds since 1970.
+    pub now: i64,
+    /// Whether anything is written or removed.
+    pub write: bool,
+}
+
+/// What a pass found and did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Blobs that are needed, and their bytes.
+    pub needed: (u64, u64),
+    /// Blobs that are needed by releases alone that no ref names.
+    pub lost_releases: u64,
+    /// Blobs that nothing needs, which stay for the grace period.
+    pub named: (u64, u64),
+    /// Blobs removed; with a dry run, that would be.
+    pub removed: (u64, u64),
+    /// Refs that can't be read: then nothing is removed.
+    pub unreadable: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize, Default)]
+struct Record {
+    schema: String,
+    /// When it was made, seconds since 1970.
+    time: i64,
+    /// Blobs that nothing needed.
+    blobs: Vec<String>,
+    /// Manifests that no ref named, and since when that is known.
+    lost: BTreeMap<String, i64>,
+}
+
+/// One pass: names what nothing needs, and removes what an earlier pass named longer ago than the
+/// grace period, is still not needed and was not written since.
+///
+/// # Errors
+/// When the store fails or a ref is damaged, which could be one that needs blobs.
+pub fn collect(remote: Remote<'_>, pass: Collection) -> Result<Collected, PublishError> {
+    let store = remote.store;
+    let mut done = Collected::default();
+    // Records before refs, refs before blobs: a publisher goes the other way.
+    let records = records(store)?;
+    let mut blobs: BTreeMap<Digest, Entry> = BTreeMap::new();
+    for entry in store.entries(BLOBS, MAX_BLOBS)? {
+        if let Some(digest) = digest_of_key(entry.key.as_str()) {
+            blobs.insert(digest, entry);
+        }
+    }
+    let mut needed = BTreeSet::new();
+    for named in remote.refs()? {
+        match named.release {
+            Ok(release) => need(&release, &mut needed),
+            Err(bad) => done.unreadable.push(bad.to_string()),
+        }
+    }
+    if let Some(first) = done.unreadable.first() {
+        return Err(PublishError::refused(
+            format!("Nothing is collected, since a ref can't be read: {first}"),
+            "Publish that ref again, or remove its object.",
+        ));
+    }
+    let mut lost = BTreeMap::new();
+    for (digest, release) in lost_releases(remote, &blobs, &needed)? {
+        let since = records
+            .iter()
+            .filter_map(|old| old.record.lost.get(&digest.hex()).copied())
+            .min()
+            .unwrap_or(pass.now);
+        lost.insert(digest.hex(), since);
+        if pass.now.saturating_sub(since) < seconds(pass.keep) {
+            done.lost_releases += 1;
+            need(&release, &mut needed);
+        }
+    }
+    let mut record = Record {
+        schema: SCHEMA.to_owned(),
+        time: pass.now,
+        lost,
+        ..Record::default()
+    };
+    let mut gone: BTreeMap<Digest, Entry> = BTreeMap::new();
+    let mut waiting = BTreeSet::new();
+    for (digest, entry) in &blobs {
+        if needed.contains(digest) {
+            done.needed.0 += 1;
+            done.needed.1 += entry.size;
+            continue;
+        }
+        let hex = digest.hex();
+        // What was written since it was named counts as new.
+        let since = records
+            .iter()
+            .filter(|old| old.names(&hex, entry))
+            .map(|old| old.record.time)
+            .min();
+        let count = match since {
+            Some(since) if pass.now.saturating_sub(since) >= seconds(pass.grace) => {
+                gone.insert(*digest, entry.clone());
+                &mut done.removed
+            }
+            Some(_) => {
+                waiting.insert(*digest);
+                &mut done.named
+            }
+            None => {
+                record.blobs.push(hex);
+                &mut done.named
+            }
+        };
+        count.0 += 1;
+        count.1 += entry.size;
+    }
+    if !pass.write {
+        return Ok(done);
+    }
+    if !gone.is_empty() {
+        // Once more, since a publisher may have written one of them meanwhile.
+        let now = store.entries(BLOBS, MAX_BLOBS)?;
+        let same = |entry: &&Entry| {
+            digest_of_key(entry.key.as_str())
+                .and_then(|digest| gone.get(&digest))
+                .is_some_and(|seen| seen.etag == entry.etag && seen.modified == entry.modified)
+        };
+        for_each(now.iter().filter(same), AT_ONCE, |entry| {
+            store.delete(&entry.key)
+        })?;
+    }
+    write(store, &records, &record, &waiting)?;
+    Ok(done)
+}
+
+fn seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
+}
+
+fn need(release: &Release, needed: &mut BTreeSet<Digest>) {
+    needed.extend(release.blobs().into_iter().map(|blob| blob.digest));
+    needed.insert(release.digest);
+}
+
+/// Writes what this pass named, and removes records of which no blob waits any more.
+fn write(
+    store: &dyn Store,
+    records: &[Old],
+    record: &Record,
+    waiting: &BTreeSet<Digest>,
+) -> Result<(), PublishError> {
+    if !record.blobs.is_empty() || !record.lost.is_empty() {
+        let bytes = serde_json::to_vec(record).unwrap_or_default();
+        let name = |time: i64| format!("{RECORDS}{time}.json");
+        let mut time = record.time;
+        while records
+            .iter()
+            .any(|old| old.entry.key.as_str() == name(time))
+        {
+            time += 1;
+        }
+        store.put(&key(&name(time))?, Body::Bytes(&bytes), &Digest::of(&bytes))?;
+    }
+    for old in records {
+        let hex = old.record.blobs.iter();
+        let mut digests = hex.filter_map(|hex| Digest::from_hex(hex).ok());
+        if !digests.any(|digest| waiting.contains(&digest)) {
+            store.delete(&old.entry.key)?;
+        }
+    }
+    Ok(())
+}
+
+/// Releases that no ref names: blobs that nothing needs and that are manifests.
+fn lost_releases(
+    remote: Remote<'_>,
+    blobs: &BTreeMap<Digest, Entry>,
+    needed: &BTreeSet<Digest>,
+) -> Result<Vec<(Digest, Release)>, PublishError> {
+    const HEAD: &[u8] = b"{\"artifactType\":\"application/vnd.casepack.dataset.v1\"";
+    let store = remote.store;
+    let candidates = blobs.iter().filter(|(digest, entry)| {
+        let size = entry.size;
+        !needed.contains(digest) && size <= limits::MANIFEST_BYTES && size > HEAD.len() as u64
+    });
+    let mut found = Vec::new();
+    for (digest, entry) in candidates {
+        let head = match store.get_range(&entry.key, 0, HEAD.len()) {
+            Err(error) if error.is_not_found() => continue,
+            head => head?,
+        };
+        if head != HEAD {
+            continue;
+        }
+        let manifest = store.get(&entry.key, limits::MANIFEST_BYTES)?.bytes;
+        match remote.parse(*digest, manifest) {
+            Ok(release) => found.push((*digest, release)),
+            // It lost its blobs in an earlier pass, or never was whole.
+            Err(PublishError::Bad(_)) => {}
+            Err(PublishError::Store(error)) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// The blobs that a pass has named: a publisher writes them again rather than rest on them.
+pub(super) fn named_as_garbage(store: &dyn Store) -> Result<BTreeSet<Digest>, PublishError> {
+    let records = records(store)?;
+    let blobs = records.iter().flat_map(|old| &old.record.blobs);
+    Ok(blobs.filter_map(|hex| Digest::from_hex(hex).ok()).collect())
+}
+
+/// A record of an earlier pass.
+struct Old {
+    entry: Entry,
+    record: Record,
+}
+
+impl Old {
+    /// Whether it names the blob, as it is now; both times are by the store's clock.
+    fn names(&self, hex: &String, blob: &Entry) -> bool {
+        self.record.blobs.binary_search(hex).is_ok() && blob.modified <= self.entry.modified
+    }
+}
+
+fn records(store: &dyn Store) -> Result<Vec<Old>, PublishError> {
+    let mut records = Vec::new();
+    for entry in store.entries(RECORDS, 100_000)? {
+        let bytes = match store.get(&entry.key, MAX_RECORD) {
+            Err(error) if error.is_not_found() => continue,
+            object => object?.bytes,
+        };
+        if let Ok(mut record) = serde_json::from_slice::<Record>(&bytes)
+            && record.schema == SCHEMA
+        {
+            record.blobs.sort_unstable();
+            records.push(Old { entry, record });
+        }
+    }
+    Ok(records)
+}

@@ -1,0 +1,813 @@
+//! Cases come from a store: catalogs, then indexes, then the frames that are needed.
+//!
+//! Cases are fetched and written in batches, so that memory holds a few of them; a case appears
+//! under its name when every file of it was compared with its digest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+use super::locate::{Located, Need, locate};
+use super::present::{Record, There};
+use super::remote::requests;
+use super::{Chosen, PublishError, Remote, failed};
+use crate::bundle::{Bad, Listed, Mount, PackIndex, Placement, Release, Shard, View, tree_of};
+use crate::dataset::JUDGE_FILES;
+use crate::digest::{Digest, Hasher, TreeId};
+use crate::event::{Event, Observer, Stage};
+use crate::fs::{FsError, Root, StagedDir, sweep_stale, write_atomic};
+use crate::path::{CaseId, TreePath, fold};
+use crate::store::{AT_ONCE, for_each, in_order};
+use crate::target::harbor;
+use crate::tree::{Content, Data, MaterialiseError, Mode, Tree, TreeBuilder, materialise};
+
+/// Bytes of small files that a batch of cases needs.
+const BATCH_BYTES: u64 = 8 << 20;
+/// Cases of a batch.
+const BATCH_CASES: usize = 256;
+/// Batches that are fetched while one is written.
+const AHEAD: usize = 2;
+/// Contents from this size are streamed to their file, and never whole in memory.
+const LARGE: u64 = 1 << 20;
+/// Contents that several batches need stay in memory up to this size together.
+const KEEP_BYTES: u64 = 24 << 20;
+/// The directory for what is not finished, and the record, in a destination.
+const STATE: &str = ".casepack";
+
+/// What a case becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Its Harbor package.
+    Harbor,
+    /// Its workspace and evaluation material in one directory, as `EvalHub`'s adapters read it.
+    Cases,
+    /// The tree of one view.
+    View(View),
+}
+
+impl Layout {
+    fn views(self) -> Vec<View> {
+        match self {
+            Self::Harbor => View::ALL.to_vec(),
+            Self::Cases => vec![View::Workspace, View::Evaluation],
+            Self::View(view) => vec![view],
+        }
+    }
+}
+
+/// What is to be pulled.
+pub struct Pull<'a> {
+    /// Where from.
+    pub remote: Remote<'a>,
+    /// Which release.
+    pub release: &'a Release,
+    /// Which cases.
+    pub chosen: Chosen<'a>,
+    /// As what.
+    pub layout: Layout,
+    /// The destination; made when it is missing.
+    pub out: &'a Path,
+    /// Bytes that may be written.
+    pub max_bytes: Option<u64>,
+    /// Whether what is in the way, and was changed or is not casepack's, is replaced.
+    pub force: bool,
+    /// Threads that write.
+    pub jobs: usize,
+    /// Set from outside to stop after the cases in hand.
+    pub stop: &'a AtomicBool,
+}
+
+/// What was pulled.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pulled {
+    /// Cases that are in place.
+    pub cases: u64,
+    /// Of these, those that were written now.
+    pub written: u64,
+    /// Files written.
+    pub files: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Evaluation material that lies beside the workspace: path and number of cases.
+    pub readable: BTreeMap<String, u64>,
+    /// Whether it was stopped before all were in place.
+    pub interrupted: bool,
+}
+
+/// Pulls; returns what is in place.
+///
+/// # Errors
+/// When no case is wanted, the store fails or is damaged, or something is in the way. Cases that
+/// are in place by then are whole.
+pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishError> {
+    let catalog = Catalog::read(pull)?;
+    if catalog.ids.is_empty() {
+        return Err(PublishError::NoCase);
+    }
+    let state = pull.out.join(STATE);
+    let temp = state.join("tmp");
+    fs::create_dir_all(&temp).map_err(failed("can not create", &temp))?;
+    sweep_stale(&temp).map_err(refused("can not clean"))?;
+    let out = Arc::new(Root::open(pull.out).map_err(refused("can not use"))?);
+    let threads = rayon::ThreadPoolBuilder::new()
+        .num_threads(pull.jobs.clamp(1, 256))
+        .build()
+        .map_err(|error| failed("can not start threads for", pull.out)(io::Error::other(error)))?;
+    let mut record = Record::read(&state);
+    let mut done = Pulled::default();
+    let todo = threads.install(|| todo(pull, &catalog, &record, &out, &mut done))?;
+    let (needs, bytes) = needs(&todo, &catalog)?;
+    if let Some(max) = pull.max_bytes.filter(|max| bytes > *max) {
+        return Err(PublishError::refused(
+            format!("The cases have {bytes} bytes, more than the {max} that --max-bytes allows"),
+            "Pull fewer cases, or allow more.",
+        ));
+    }
+    observer.on(Event::TransferStarted {
+        stage: Stage::Download,
+        objects: todo.len(),
+        bytes,
+    });
+    let small: BTreeMap<Digest, u64> = needs
+        .iter()
+        .filter(|(_, need)| need.size < LARGE)
+        .map(|(digest, need)| (*digest, need.size))
+        .collect();
+    let located = locate(pull.remote, pull.release, needs)?;
+    let batches = batches(&todo, &catalog, &small)?;
+    let work = Work {
+        pull,
+        catalog: &catalog,
+        located: &located,
+        kept: Mutex::default(),
+        several: shared_by_batches(&batches, &small),
+        large: Mutex::default(),
+        temp: &temp,
+        out: &out,
+        observer,
+    };
+    let mut noted: Vec<&Todo> = Vec::new();
+    let moved = in_order(
+        &batches,
+        AHEAD,
+        |batch| Ok((batch, work.fetch(batch)?)),
+        |(batch, contents)| {
+            let cases = todo.get(batch.cases.clone()).unwrap_or_default();
+            let written: Vec<Result<Option<(u64, u64)>, PublishError>> = threads.install(|| {
+                cases
+                    .par_iter()
+                    .map(|case| work.write(case, &contents))
+                    .collect()
+            });
+            let mut first = None;
+            for (case, written) in cases.iter().zip(written) {
+                match written {
+                    Ok(Some((files, bytes))) => {
+                        done.written += 1;
+                        done.cases += 1;
+                        done.files += files;
+                        done.bytes += bytes;
+                        noted.push(case);
+                    }
+                    Ok(None) => done.interrupted = true,
+                    Err(error) => first = first.or(Some(error)),
+                }
+            }
+            match first {
+                Some(error) => Err(error),
+                None if done.interrupted => Err(PublishError::Stopped),
+                None => Ok(()),
+            }
+        },
+    );
+    for case in noted {
+        record.note(&out, &case.name, case.tree);
+    }
+    record.write(&state)?;
+    match moved {
+        Err(PublishError::Stopped) => done.interrupted = true,
+        moved => moved?,
+    }
+    observer.on(Event::StageFinished {
+        stage: Stage::Download,
+    });
+    if pull.layout == Layout::Harbor && !done.interrupted && pull.chosen.is_all(&catalog, pull) {
+        dataset_toml(pull, &catalog)?;
+    }
+    Ok(done)
+}
+
+impl Chosen<'_> {
+    fn is_all(&self, catalog: &Catalog, pull: &Pull<'_>) -> bool {
+        self.only.is_none() && catalog.ids.len() as u64 == pull.release.document.cases
+    }
+}
+
+/// The shards that are needed, and the cases in them that are wanted.
+struct Catalog {
+    /// For each view of the layout, its shards.
+    shards: BTreeMap<View, Vec<Shard>>,
+    /// Wanted cases, sorted.
+    ids: Vec<CaseId>,
+}
+
+impl Catalog {
+    fn read(pull: &Pull<'_>) -> Result<Self, PublishError> {
+        let views = pull.layout.views();
+        let document = &pull.release.document;
+        let wanted: Vec<_> = document
+            .shards
+            .iter()
+            .filter(|shard| views.contains(&shard.view))
+            .filter(|shard| {
+                pull.chosen.only.as_ref().is_none_or(|only| {
+                    only.iter()
+                        .any(|id| shard.first <= *id && *id <= shard.last)
+                })
+            })
+            .collect();
+        let mut shards: BTreeMap<View, Vec<Shard>> = BTreeMap::new();
+        let read = |named: &crate::bundle::CatalogShard| -> Result<(View, Shard), PublishError> {
+            let bytes = pull.remote.blob(named.blob)?;
+            let shard = Shard::parse(named.blob.digest, &bytes)?;
+            let ends = (shard.cases.first(), shard.cases.last());
+            let ends = (ends.0.map(|case| &case.id), ends.1.map(|case| &case.id));
+            if shard.cases.len() as u64 != named.cases
+                || ends != (Some(&named.first), Some(&named.last))
+            {
+                let object = format!("the catalog shard {}", named.blob.digest);
+                return Err(Bad::new(object, "has other cases than the document says").into());
+            }
+            Ok((named.view, shard))
+        };
+        in_order(wanted, AT_ONCE, read, |(view, shard)| {
+            shards.entry(view).or_default().push(shard);
+            Ok(())
+        })?;
+        let first = views.first().and_then(|view| shards.get(view));
+        let cases = first.into_iter().flatten().flat_map(|shard| &shard.cases);
+        let ids = cases
+            .map(|case| &case.id)
+            .filter(|id| (pull.chosen.has)(id))
+            .cloned()
+            .collect();
+        Ok(Self { shards, ids })
+    }
+
+    /// The listing and the placement of a case in one view.
+    fn listing(
+        &self,
+        view: View,
+        id: &CaseId,
+    ) -> Result<(Vec<Listed>, Option<&Placement>), PublishError> {
+        let shards = self.shards.get(&view).map_or(&[][..], Vec::as_slice);
+        let at =
+            shards.partition_point(|shard| shard.cases.last().is_some_and(|last| last.id < *id));
+        let found = shards
+            .get(at)
+            .and_then(|shard| Some((shard, shard.case(id)?)));
+        let Some((shard, case)) = found else {
+            let why = format!("has no {view} tree of '{id}'");
+            return Err(Bad::new("the catalog", why).into());
+        };
+        Ok((shard.listing(case)?, case.placement.as_ref()))
+    }
+}
+
+/// A case as it is to be, each file with the first view that has it.
+struct Composed {
+    name: CaseId,
+    files: Vec<Listed>,
+    views: BTreeMap<Digest, View>,
+    /// Evaluation material beside the workspace.
+    readable: Vec<String>,
+}
+
+fn compose(catalog: &Catalog, layout: Layout, id: &CaseId) -> Result<Composed, PublishError> {
+    let mut composed = Composed {
+        name: id.clone(),
+        files: Vec::new(),
+        views: BTreeMap::new(),
+        readable: Vec::new(),
+    };
+    let placement = match layout {
+        Layout::Harbor => {
+            let (task, placement) = catalog.listing(View::Task, id)?;
+            composed.add(View::Task, task, None);
+            let placement = placement.cloned().ok_or_else(|| {
+                Bad::new(
+                    "the catalog",
+                    format!("says not how the package of '{id}' is put together"),
+                )
+            })?;
+            composed.name = placement.name.clone();
+            Some(placement)
+        }
+        _ => None,
+    };
+    for view in layout.views() {
+        if view == View::Task && layout == Layout::Harbor {
+            continue;
+        }
+        let (mut files, _) = catalog.listing(view, id)?;
+        let mut at = None;
+        if let Some(placement) = &placement {
+            let mount = match view {
+                View::Workspace => placement.workspace.as_ref(),
+                _ => placement.evaluation.as_ref(),
+            };
+            let Some(Mount { at: place, without }) = mount else {
+                continue;
+            };
+            files.retain(|file| !without.contains(&file.path));
+            at = Some(place);
+        }
+        if layout == Layout::Cases && view == View::Evaluation {
+            let judges = format!("{JUDGE_FILES}/");
+            files.retain(|file| !file.path.as_str().starts_with(&judges));
+            composed.readable = files
+                .iter()
+                .map(|file| file.path.as_str().to_owned())
+                .collect();
+        }
+        composed.add(view, files, at);
+    }
+    composed.files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(composed)
+}
+
+impl Composed {
+    fn add(&mut self, view: View, files: Vec<Listed>, at: Option<&TreePath>) {
+        for mut file in files {
+            if let Some(at) = at {
+                file.path = at.join(&file.path);
+            }
+            let known = self.views.entry(file.digest).or_insert(view);
+            *known = view.min(*known);
+            self.files.push(file);
+        }
+    }
+}
+
+/// A case that is to be fetched.
+struct Todo {
+    id: CaseId,
+    name: CaseId,
+    tree: TreeId,
+}
+
+/// Which cases are not in place.
+fn todo(
+    pull: &Pull<'_>,
+    catalog: &Catalog,
+    record: &Record,
+    out: &Arc<Root>,
+    done: &mut Pulled,
+) -> Result<Vec<Todo>, PublishError> {
+    let looked: Vec<(Todo, There, Vec<String>)> = catalog
+        .ids
+        .par_iter()
+        .map(|id| {
+            let composed = compose(catalog, pull.layout, id)?;
+            let tree = tree_of(&composed.files);
+            let (there, _) = record.there(out, &composed.name, tree);
+            let todo = Todo {
+                id: id.clone(),
+                name: composed.name,
+                tree,
+            };
+            Ok((todo, there, composed.readable))
+        })
+        .collect::<Result<_, PublishError>>()?;
+    let mut names = BTreeSet::new();
+    let mut todo = Vec::new();
+    let mut foreign = Vec::new();
+    for (case, there, readable) in looked {
+        if !names.insert(fold(case.name.as_str())) || fold(case.name.as_str()) == STATE {
+            let why = format!(
+                "has a case or package '{}' that takes the place of another",
+                case.name
+            );
+            return Err(Bad::new("the catalog", why).into());
+        }
+        for path in readable {
+            *done.readable.entry(path).or_default() += 1;
+        }
+        match there {
+            There::Same => done.cases += 1,
+            There::Foreign if !pull.force => foreign.push(case.name),
+            There::Nothing | There::Ours | There::Foreign => todo.push(case),
+        }
+    }
+    match foreign.first() {
+        None => Ok(todo),
+        Some(first) => Err(PublishError::refused(
+            format!(
+                "{} is something else, or was changed since it was pulled{}; it is left as it is",
+                pull.out.join(first.as_str()).display(),
+                match foreign.len() {
+                    1 => String::new(),
+                    more => format!(" (and {} more)", more - 1),
+                }
+            ),
+            "Pull into another directory with -o, or replace it with --force.",
+        )),
+    }
+}
+
+/// What the cases need, and all bytes that they will have.
+fn needs(todo: &[Todo], catalog: &Catalog) -> Result<(BTreeMap<Digest, Need>, u64), PublishError> {
+    let mut needs: BTreeMap<Digest, Need> = BTreeMap::new();
+    let mut bytes = 0_u64;
+    for case in todo {
+        // Only views that the layout has are in the catalog.
+        for view in catalog.shards.keys() {
+            for file in catalog.listing(*view, &case.id)?.0 {
+                bytes = bytes.saturating_add(file.size);
+                let need = needs.entry(file.digest).or_insert_with(|| Need {
+                    view: *view,
+                    case: case.id.clone(),
+                    size: file.size,
+                });
+                if need.size != file.size {
+                    let why = format!("gives the content {} two sizes", file.digest);
+                    return Err(Bad::new("the catalog", why).into());
+                }
+                if *view < need.view {
+                    need.view = *view;
+                    need.case = case.id.clone();
+                }
+            }
+        }
+    }
+    Ok((needs, bytes))
+}
+
+/// Cases that are fetched and written together.
+struct Batch {
+    cases: std::ops::Range<usize>,
+    contents: BTreeSet<Digest>,
+}
+
+fn batches(
+    todo: &[Todo],
+    catalog: &Catalog,
+    small: &BTreeMap<Digest, u64>,
+) -> Result<Vec<Batch>, PublishError> {
+    let mut batches = Vec::new();
+    let mut contents = BTreeSet::new();
+    let (mut start, mut bytes) = (0, 0);
+    for (at, case) in todo.iter().enumerate() {
+        for view in catalog.shards.keys() {
+            for file in catalog.listing(*view, &case.id)?.0 {
+                if let Some(size) = small.get(&file.digest)
+                    && contents.insert(file.digest)
+                {
+                    bytes += size;
+                }
+            }
+        }
+        if bytes >= BATCH_BYTES || at + 1 - start >= BATCH_CASES || at + 1 == todo.len() {
+            batches.push(Batch {
+                cases: start..at + 1,
+                contents: std::mem::take(&mut contents),
+            });
+            (start, bytes) = (at + 1, 0);
+        }
+    }
+    Ok(batches)
+}
+
+/// Contents that more than one batch needs, as far as they may stay in memory.
+fn shared_by_batches(batches: &[Batch], small: &BTreeMap<Digest, u64>) -> BTreeSet<Digest> {
+    let mut uses: BTreeMap<Digest, u64> = BTreeMap::new();
+    for digest in batches.iter().flat_map(|batch| &batch.contents) {
+        *uses.entry(*digest).or_default() += 1;
+    }
+    let mut room = KEEP_BYTES;
+    uses.into_iter()
+        .filter(|(_, uses)| *uses > 1)
+        .map(|(digest, _)| digest)
+        .take_while(|digest| {
+            let size = small.get(digest).copied().unwrap_or(0);
+            let fits = size <= room;
+            room = room.saturating_sub(size);
+            fits
+        })
+        .collect()
+}
+
+type Contents = BTreeMap<Digest, Arc<[u8]>>;
+
+/// Everything that fetching and writing share.
+struct Work<'a> {
+    pull: &'a Pull<'a>,
+    catalog: &'a Catalog,
+    located: &'a Located,
+    /// Contents that several batches need.
+    kept: Mutex<Contents>,
+    several: BTreeSet<Digest>,
+    /// Large contents that are in place already, and where.
+    large: Mutex<BTreeMap<Digest, PathBuf>>,
+    temp: &'a Path,
+    out: &'a Arc<Root>,
+    observer: &'a dyn Observer,
+}
+
+impl Work<'_> {
+    /// The contents of a batch.
+    fn fetch(&self, batch: &Batch) -> Result<Contents, PublishError> {
+        let mut found = Contents::new();
+        // For each pack and frame: the contents that start there.
+        let mut wanted: BTreeMap<usize, BTreeMap<usize, Vec<Digest>>> = BTreeMap::new();
+        {
+            let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            for digest in &batch.contents {
+                if let Some(bytes) = kept.get(digest) {
+                    found.insert(*digest, Arc::clone(bytes));
+                } else if let Some((pack, place)) = self.located.places.get(digest) {
+                    let frames = wanted.entry(*pack).or_default();
+                    frames.entry(place.frame).or_default().push(*digest);
+                }
+            }
+        }
+        let numbers = wanted
+            .iter()
+            .map(|(pack, frames)| (*pack, frames.keys().copied().collect()))
+            .collect();
+        let requests = requests(&self.located.indexes, numbers);
+        let fetched = Mutex::new(Contents::new());
+        for_each(requests, AT_ONCE / AHEAD, |(pack, frames)| {
+            let (Some(index), Some(starts), Some(named)) = (
+                self.located.indexes.get(&pack),
+                wanted.get(&pack),
+                self.pull.release.document.packs.get(pack),
+            ) else {
+                return Ok(());
+            };
+            self.pull
+                .remote
+                .frames(named.blob.digest, index, &frames, &mut |number, raw| {
+                    for digest in starts.get(&number).into_iter().flatten() {
+                        let bytes = take(index, *digest, &raw).map_err(|why| {
+                            Bad::new(format!("the pack {}", named.blob.digest), why)
+                        })?;
+                        fetched
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .insert(*digest, bytes.into());
+                    }
+                    Ok(())
+                })
+        })?;
+        let fetched = fetched.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        for (digest, bytes) in fetched {
+            if self.several.contains(&digest) {
+                kept.insert(digest, Arc::clone(&bytes));
+            }
+            found.insert(digest, bytes);
+        }
+        Ok(found)
+    }
+
+    /// Writes a case, unless it is to stop; returns files and bytes.
+    fn write(&self, case: &Todo, contents: &Contents) -> Result<Option<(u64, u64)>, PublishError> {
+        if self.pull.stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let composed = compose(self.catalog, self.pull.layout, &case.id)?;
+        let mut small = TreeBuilder::new();
+        let mut large = Vec::new();
+        for file in &composed.files {
+            let Some(bytes) = contents.get(&file.digest) else {
+                large.push(file);
+                continue;
+            };
+            let content = Content {
+                digest: file.digest,
+                size: file.size,
+                data: Data::Bytes(Arc::clone(bytes)),
+            };
+            self.insert(&mut small, case, file, content)?;
+        }
+        // In the tree as well, so that a clash is seen; written apart.
+        for file in &large {
+            let none = Content::bytes(Vec::new());
+            if small.clash(&file.path).is_some() {
+                self.insert(&mut small, case, file, none)?;
+            }
+        }
+        let small: Tree = small.finish();
+        let staged = StagedDir::new(self.temp).map_err(refused("can not create a directory in"))?;
+        let dest = self.pull.out.join(case.name.as_str());
+        materialise(&small, staged.handle()).map_err(|error| unwritten(error, &dest))?;
+        let mut streamed = Vec::new();
+        for file in large {
+            self.stream(file, staged.path())?;
+            streamed.push((file.digest, dest.join(file.path.as_str())));
+        }
+        self.clear(case, &dest)?;
+        staged.commit(&dest).map_err(refused("can not write"))?;
+        self.large
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(streamed);
+        let bytes = composed.files.iter().map(|file| file.size).sum();
+        self.observer.on(Event::Transferred { objects: 1, bytes });
+        Ok(Some((composed.files.len() as u64, bytes)))
+    }
+
+    fn insert(
+        &self,
+        tree: &mut TreeBuilder,
+        case: &Todo,
+        file: &Listed,
+        content: Content,
+    ) -> Result<(), PublishError> {
+        tree.insert(file.path.clone(), file.mode, content)
+            .map_err(|clash| {
+                let why = format!("has two files for one place in '{}': {clash}", case.id);
+                let object = format!("the release {}", self.pull.release.digest);
+                Bad::new(object, why).into()
+            })
+    }
+
+    /// What was there and is no directory goes first; it is ours, or the user said so.
+    fn clear(&self, case: &Todo, dest: &Path) -> Result<(), PublishError> {
+        match self.out.stat(&case.name.to_path()) {
+            Ok(Some((kind, _))) if kind != crate::fs::Kind::Dir => {
+                fs::remove_file(dest).map_err(failed("can not remove", dest))
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(refused("can not read")(error)),
+        }
+    }
+
+    /// Writes one large file below `dir`, from the store or from another place that has it.
+    fn stream(&self, file: &Listed, dir: &Path) -> Result<(), PublishError> {
+        let path = dir.join(file.path.as_str());
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(failed("can not create", parent))?;
+        }
+        let to = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(failed("can not create", &path))?;
+        set_mode(&to, file.mode).map_err(failed("can not write", &path))?;
+        let known = self.large.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = known.get(&file.digest).cloned();
+        let copied = known.is_some_and(|known| copy(&known, &to, file).unwrap_or(false));
+        if copied {
+            return Ok(());
+        }
+        to.set_len(0).map_err(failed("can not write", &path))?;
+        self.download(file, to, &path)
+    }
+
+    fn download(&self, file: &Listed, mut to: File, path: &Path) -> Result<(), PublishError> {
+        use std::io::Seek as _;
+        to.rewind().map_err(failed("can not write", path))?;
+        let missing = || {
+            Bad::new(
+                "the release",
+                format!("has not the content {}", file.digest),
+            )
+        };
+        let (pack, place) = self.located.places.get(&file.digest).ok_or_else(missing)?;
+        let index = self.located.indexes.get(pack).ok_or_else(missing)?;
+        let named = self
+            .pull
+            .release
+            .document
+            .packs
+            .get(*pack)
+            .ok_or_else(missing)?;
+        let object = || format!("the pack {}", named.blob.digest);
+        let numbers: Vec<usize> = index.frames_of(*place).collect();
+        let mut hasher = Hasher::new();
+        let mut left = place.size;
+        for part in requests(&self.located.indexes, [(*pack, numbers)].into()) {
+            if self.pull.stop.load(Ordering::Relaxed) {
+                return Err(PublishError::Stopped);
+            }
+            let mut raws = BTreeMap::new();
+            self.pull
+                .remote
+                .frames(named.blob.digest, index, &part.1, &mut |number, raw| {
+                    raws.insert(number, raw);
+                    Ok(())
+                })?;
+            for (number, raw) in raws {
+                let start = if number == place.frame {
+                    if !PackIndex::is_file(file.digest, *place, &raw) {
+                        return Err(Bad::new(object(), NO_FILE).into());
+                    }
+                    usize::try_from(place.offset).unwrap_or(usize::MAX)
+                } else {
+                    0
+                };
+                let data = raw.get(start..).unwrap_or_default();
+                let length = usize::try_from(left).unwrap_or(usize::MAX).min(data.len());
+                let data = data.get(..length).unwrap_or_default();
+                hasher.update(data);
+                to.write_all(data).map_err(failed("can not write", path))?;
+                left -= data.len() as u64;
+            }
+        }
+        if left == 0 && hasher.finish() == file.digest {
+            Ok(())
+        } else {
+            let why = format!(
+                "has other bytes for the content {} than its digest says",
+                file.digest
+            );
+            Err(Bad::new(object(), why).into())
+        }
+    }
+}
+
+const NO_FILE: &str = "has an entry that is no file, or not the one that its index names";
+
+/// The bytes of a small content in its inflated frame.
+fn take(index: &PackIndex, digest: Digest, raw: &[u8]) -> Result<Vec<u8>, String> {
+    let place = index.find(digest).ok_or("has not a content that it had")?;
+    if !PackIndex::is_file(digest, place, raw) {
+        return Err(NO_FILE.to_owned());
+    }
+    let bounds = usize::try_from(place.offset)
+        .ok()
+        .zip(usize::try_from(place.offset + place.size).ok());
+    let bytes = bounds.and_then(|(from, to)| raw.get(from..to));
+    match bytes {
+        Some(bytes) if Digest::of(bytes) == digest => Ok(bytes.to_vec()),
+        _ => Err(format!(
+            "has other bytes for the content {digest} than its digest says"
+        )),
+    }
+}
+
+/// Copies a file that is in place, if it still has the content.
+fn copy(from: &Path, mut to: &File, file: &Listed) -> io::Result<bool> {
+    use std::io::Read as _;
+    let mut from = File::open(from)?;
+    let mut buffer = vec![0; 256 << 10];
+    let mut hasher = Hasher::new();
+    loop {
+        let read = from.read(&mut buffer)?;
+        let bytes = buffer.get(..read).unwrap_or_default();
+        if bytes.is_empty() {
+            return Ok(hasher.finish() == file.digest);
+        }
+        hasher.update(bytes);
+        to.write_all(bytes)?;
+    }
+}
+
+fn set_mode(file: &File, mode: Mode) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let bits = match mode {
+        Mode::Regular => 0o644,
+        Mode::Executable => 0o755,
+    };
+    file.set_permissions(fs::Permissions::from_mode(bits))
+}
+
+/// `dataset.toml` over all packages, as `casepack build` writes it.
+fn dataset_toml(pull: &Pull<'_>, catalog: &Catalog) -> Result<(), PublishError> {
+    let document = &pull.release.document;
+    let mut tasks = Vec::new();
+    for id in &catalog.ids {
+        if let (_, Some(placement)) = catalog.listing(View::Task, id)? {
+            tasks.push((placement.task.clone(), placement.harbor));
+        }
+    }
+    let text = harbor::dataset_toml(&document.harbor_name, &document.description, &tasks);
+    let path = pull.out.join("dataset.toml");
+    if fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
+        return Ok(());
+    }
+    write_atomic(&path, text.as_bytes(), 0o644).map_err(refused("can not write"))
+}
+
+fn unwritten(error: MaterialiseError, dest: &Path) -> PublishError {
+    let (path, source) = match error {
+        MaterialiseError::Source { path, source } => (path, io::Error::other(source)),
+        MaterialiseError::Write { path, source } => (path, source),
+    };
+    failed("can not write", &dest.join(path.as_str()))(source)
+}
+
+fn refused(doing: &'static str) -> impl FnOnce(FsError) -> PublishError {
+    move |FsError { path, source }| PublishError::Io {
+        doing,
+        path,
+        source,
+    }
+}

@@ -1,0 +1,342 @@
+//! A release goes to a store: blobs, then the manifest, then the ref, then the index of all refs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::gc::named_as_garbage;
+use super::{PublishError, Remote, key};
+use crate::bundle::{
+    BLOBS, Bad, Descriptor, INDEX_JSON, OCI_LAYOUT, OCI_LAYOUT_BYTES, REFS, RefName, Release,
+    blob_key, digest_of_key, index_json, limits, ref_object, release_of_ref,
+};
+use crate::digest::Digest;
+use crate::event::{Event, Observer, Stage};
+use crate::fs::Root;
+use crate::path::TreePath;
+use crate::store::{
+    AT_ONCE, Body, Conditions, Entry, Etag, Expected, Reason, Store, Swap, for_each,
+};
+
+/// Blobs of a store at most.
+const MAX_BLOBS: usize = 10_000_000;
+/// How often the index is made again because refs moved meanwhile.
+const ROUNDS: usize = 50;
+
+/// What is to be published.
+pub struct Push<'a> {
+    /// The store root that has the release: a directory.
+    pub from: &'a Path,
+    /// The release.
+    pub release: &'a Release,
+    /// Where it goes.
+    pub remote: Remote<'a>,
+    /// Under which name.
+    pub reference: &'a RefName,
+    /// Whether the ref is moved whatever it names by then.
+    pub force: bool,
+    /// Whether nothing is written.
+    pub dry_run: bool,
+    /// How long garbage stays before it is removed; a publish that takes half as long is refused.
+    pub grace: Duration,
+    /// Set from outside to stop.
+    pub stop: &'a AtomicBool,
+}
+
+/// What was published.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pushed {
+    /// Blobs written, or with a dry run to be written.
+    pub uploaded: u64,
+    /// Their bytes.
+    pub uploaded_bytes: u64,
+    /// Blobs that the store had.
+    pub present: u64,
+    /// Their bytes.
+    pub present_bytes: u64,
+    /// What the ref named before.
+    pub before: Option<Digest>,
+    /// Whether the ref named the release already.
+    pub unchanged: bool,
+    /// Whether the store ignores conditions: then the last of two publishers wins unseen.
+    pub unconditional: bool,
+}
+
+/// Publishes; returns what was done.
+///
+/// # Errors
+/// When the store fails, when the ref was moved meanwhile, or when the local release is damaged.
+pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishError> {
+    let started = Instant::now();
+    let store = push.remote.store;
+    let before = match push.remote.reference(push.reference) {
+        // What is there is no release: with --force it is replaced.
+        Err(PublishError::Bad(_)) if push.force => None,
+        before => before?,
+    };
+    let mut done = Pushed {
+        before: before.as_ref().map(|(_, digest, _)| *digest),
+        ..Pushed::default()
+    };
+    let blobs = push.release.blobs();
+    if done.before == Some(push.release.digest) {
+        done.unchanged = true;
+        done.present = blobs.len() as u64;
+        done.present_bytes = blobs.iter().map(|blob| blob.size).sum();
+        if !push.dry_run && !index_has(store, push.reference, push.release)? {
+            rebuild_index(push.remote)?;
+        }
+        return Ok(done);
+    }
+    if before.is_none() {
+        refuse_twin(push)?;
+    }
+    let missing = missing(push, &blobs, &mut done)?;
+    done.uploaded = missing.len() as u64;
+    done.uploaded_bytes = missing.iter().map(|blob| blob.size).sum();
+    if push.dry_run {
+        return Ok(done);
+    }
+    upload(push, &missing, observer)?;
+    let manifest = key(&blob_key(push.release.digest))?;
+    let bytes = &push.release.manifest;
+    store.put(&manifest, Body::Bytes(bytes), &push.release.digest)?;
+    if started.elapsed() > push.grace / 2 {
+        return Err(PublishError::refused(
+            "The publish took longer than half the grace period of garbage; blobs that it rests on may be gone",
+            "Run it again: what was uploaded is there.",
+        ));
+    }
+    done.unconditional = !conditions(store)?;
+    move_ref(push, before.map(|(etag, ..)| etag).as_ref(), &mut done)?;
+    rebuild_index(push.remote)?;
+    Ok(done)
+}
+
+/// Two refs that are one name on some file systems would overwrite each other there.
+fn refuse_twin(push: &Push<'_>) -> Result<(), PublishError> {
+    let fold = push.reference.fold();
+    for entry in push.remote.store.entries(REFS, MAX_BLOBS)? {
+        let other = RefName::from_key(entry.key.as_str());
+        if let Some(other) = other.filter(|other| other != push.reference && other.fold() == fold) {
+            return Err(PublishError::refused(
+                format!(
+                    "The store has a ref '{other}', which is '{}' but for letter case",
+                    push.reference
+                ),
+                "Use that name, or another one.",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The blobs that the store has not, or has with another size, or may lose as garbage.
+fn missing(
+    push: &Push<'_>,
+    blobs: &[Descriptor],
+    done: &mut Pushed,
+) -> Result<Vec<Descriptor>, PublishError> {
+    let mut there: BTreeMap<Digest, u64> = BTreeMap::new();
+    for entry in push.remote.store.entries(BLOBS, MAX_BLOBS)? {
+        if let Some(digest) = digest_of_key(entry.key.as_str()) {
+            there.insert(digest, entry.size);
+        }
+    }
+    let garbage = if there.is_empty() {
+        BTreeSet::new()
+    } else {
+        named_as_garbage(push.remote.store)?
+    };
+    let mut missing = Vec::new();
+    for blob in blobs {
+        if there.get(&blob.digest) == Some(&blob.size) && !garbage.contains(&blob.digest) {
+            done.present += 1;
+            done.present_bytes += blob.size;
+        } else {
+            missing.push(*blob);
+        }
+    }
+    Ok(missing)
+}
+
+fn upload(
+    push: &Push<'_>,
+    missing: &[Descriptor],
+    observer: &dyn Observer,
+) -> Result<(), PublishError> {
+    let root = Root::open(push.from).map_err(|error| PublishError::Io {
+        doing: "can not read",
+        path: error.path,
+        source: error.source,
+    })?;
+    observer.on(Event::TransferStarted {
+        stage: Stage::Upload,
+        objects: missing.len(),
+        bytes: missing.iter().map(|blob| blob.size).sum(),
+    });
+    let sent = AtomicU64::new(0);
+    for_each(missing, AT_ONCE, |blob| {
+        if push.stop.load(Ordering::Relaxed) {
+            return Err(PublishError::Stopped);
+        }
+        let path = key(&blob_key(blob.digest))?;
+        let bad = |why: String| {
+            Bad::new(
+                format!("the blob {} in {}", blob.digest, push.from.display()),
+                why,
+            )
+        };
+        let (file, stamp) = root
+            .open_file(&path)
+            .map_err(|error| bad(error.to_string()))?;
+        if stamp.size != blob.size {
+            return Err(bad("has another size than the release says".to_owned()).into());
+        }
+        let body = Body::File {
+            file: &file,
+            offset: 0,
+            size: blob.size,
+        };
+        push.remote.store.put(&path, body, &blob.digest)?;
+        sent.fetch_add(blob.size, Ordering::Relaxed);
+        observer.on(Event::Transferred {
+            objects: 1,
+            bytes: blob.size,
+        });
+        Ok(())
+    })?;
+    observer.on(Event::StageFinished {
+        stage: Stage::Upload,
+    });
+    Ok(())
+}
+
+/// Whether the store honours conditions.
+fn conditions(store: &dyn Store) -> Result<bool, PublishError> {
+    let path = key(OCI_LAYOUT)?;
+    match store.put_if(&path, OCI_LAYOUT_BYTES, Expected::Absent) {
+        // It was not there; now it is, and can be asked with.
+        Ok(Swap::Done(_)) => {
+            Ok(store.probe_conditions(&path, OCI_LAYOUT_BYTES)? == Conditions::Honoured)
+        }
+        Ok(Swap::Lost { now }) => {
+            if now.is_none_or(|now| now.bytes != OCI_LAYOUT_BYTES) {
+                store.put(
+                    &path,
+                    Body::Bytes(OCI_LAYOUT_BYTES),
+                    &Digest::of(OCI_LAYOUT_BYTES),
+                )?;
+            }
+            Ok(true)
+        }
+        Err(error) if matches!(*error.reason, Reason::NoConditions) => {
+            store.put(
+                &path,
+                Body::Bytes(OCI_LAYOUT_BYTES),
+                &Digest::of(OCI_LAYOUT_BYTES),
+            )?;
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn move_ref(push: &Push<'_>, before: Option<&Etag>, done: &mut Pushed) -> Result<(), PublishError> {
+    let store = push.remote.store;
+    let path = key(&push.reference.key())?;
+    let bytes = ref_object(push.release);
+    if bytes.len() as u64 > 2 * limits::MANIFEST_BYTES {
+        return Err(PublishError::refused(
+            "The release is too large for a ref",
+            "Split the dataset.",
+        ));
+    }
+    if push.force || done.unconditional {
+        store.put(&path, Body::Bytes(&bytes), &Digest::of(&bytes))?;
+        return Ok(());
+    }
+    let expected = before.map_or(Expected::Absent, Expected::At);
+    let Swap::Lost { now } = store.put_if(&path, &bytes, expected)? else {
+        return Ok(());
+    };
+    let now = now.and_then(|now| release_of_ref(push.reference, &now.bytes).ok());
+    match now {
+        // Somebody else has published the same.
+        Some((digest, _)) if digest == push.release.digest => Ok(()),
+        now => {
+            let what = now.map_or_else(
+                || "was removed".to_owned(),
+                |(digest, _)| format!("was moved to {digest}"),
+            );
+            Err(PublishError::refused(
+                format!(
+                    "The ref '{}' {what} by another publisher while this one was at work; it was left so",
+                    push.reference
+                ),
+                "Look at what is there with `casepack ls`; publish again to replace it, or use another --tag.",
+            ))
+        }
+    }
+}
+
+/// Whether `index.json` names the release.
+fn index_has(
+    store: &dyn Store,
+    reference: &RefName,
+    release: &Release,
+) -> Result<bool, PublishError> {
+    let object = match store.get(&key(INDEX_JSON)?, 64 << 20) {
+        Err(error) if error.is_not_found() => return Ok(false),
+        object => object?,
+    };
+    let index: serde_json::Value = serde_json::from_slice(&object.bytes).unwrap_or_default();
+    let manifests = index.get("manifests").and_then(|list| list.as_array());
+    Ok(manifests.into_iter().flatten().any(|manifest| {
+        let name = manifest
+            .pointer("/annotations/org.opencontainers.image.ref.name")
+            .and_then(|name| name.as_str());
+        let digest = manifest.get("digest").and_then(|digest| digest.as_str());
+        name == Some(reference.as_str()) && digest == Some(&release.digest.to_string())
+    }))
+}
+
+/// Writes `index.json` over all refs, until none has moved meanwhile.
+pub(super) fn rebuild_index(remote: Remote<'_>) -> Result<(), PublishError> {
+    let store = remote.store;
+    let mut known: BTreeMap<RefName, (Entry, Descriptor)> = BTreeMap::new();
+    let mut written: Option<Vec<(RefName, Entry)>> = None;
+    for _ in 0..ROUNDS {
+        let mut listed = Vec::new();
+        for entry in store.entries(REFS, MAX_BLOBS)? {
+            if let Some(name) = RefName::from_key(entry.key.as_str()) {
+                listed.push((name, entry));
+            }
+        }
+        if written.as_ref() == Some(&listed) {
+            return Ok(());
+        }
+        known.retain(|name, (seen, _)| listed.iter().any(|it| it.0 == *name && it.1 == *seen));
+        for (name, entry) in &listed {
+            if known.contains_key(name) {
+                continue;
+            }
+            match remote.reference(name) {
+                Ok(Some((_, digest, manifest))) => {
+                    let size = manifest.len() as u64;
+                    known.insert(name.clone(), (entry.clone(), Descriptor { digest, size }));
+                }
+                // Gone meanwhile, or damaged: no business of this publish.
+                Ok(None) | Err(PublishError::Bad(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let bytes = index_json(known.iter().map(|(name, (_, manifest))| (name, *manifest)));
+        let path: TreePath = key(INDEX_JSON)?;
+        store.put(&path, Body::Bytes(&bytes), &Digest::of(&bytes))?;
+        written = Some(listed);
+    }
+    // Others move refs all the time: the last of them leaves the index right.
+    Ok(())
+}

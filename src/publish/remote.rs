@@ -1,0 +1,289 @@
+//! A store as a place of releases: what is read from it is compared with its digest.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::{PublishError, failed, key};
+use crate::bundle::{
+    Bad, Descriptor, Frame, PackIndex, REFS, RefName, Release, blob_key, limits, release_of_ref,
+};
+use crate::digest::Digest;
+use crate::fs::write_atomic;
+use crate::store::{Etag, Store};
+
+/// Bytes between two frames that are read rather than asked for apart.
+const GAP: u64 = 64 << 10;
+/// Bytes that are asked for at once at most.
+const RANGE: u64 = 4 << 20;
+/// Refs of a store at most.
+const MAX_REFS: usize = 100_000;
+
+/// Which release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// The one that a ref names.
+    Ref(RefName),
+    /// The one with that manifest.
+    Manifest(Digest),
+}
+
+/// A ref as it is in a store.
+#[derive(Debug)]
+pub struct Named {
+    /// Its name.
+    pub name: RefName,
+    /// When it was written, seconds since 1970.
+    pub modified: i64,
+    /// The release that it names, or what is wrong with it.
+    pub release: Result<Release, Bad>,
+}
+
+/// A store with releases, and a directory where what was read once is kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Remote<'a> {
+    /// The store.
+    pub store: &'a dyn Store,
+    cache: Option<&'a Path>,
+}
+
+impl<'a> Remote<'a> {
+    /// The releases of `store`. `cache` is a directory that several machines' pulls may share.
+    ///
+    /// # Errors
+    /// When `cache` can't be made.
+    pub fn new(store: &'a dyn Store, cache: Option<&'a Path>) -> Result<Self, PublishError> {
+        if let Some(dir) = cache {
+            fs::create_dir_all(dir.join("sha256")).map_err(failed("can not create", dir))?;
+        }
+        Ok(Self { store, cache })
+    }
+
+    /// The release.
+    ///
+    /// # Errors
+    /// When there is none, or it is damaged.
+    pub fn release(&self, which: &Which) -> Result<Release, PublishError> {
+        let (digest, manifest) = match which {
+            Which::Ref(name) => match self.reference(name)? {
+                Some((_, digest, manifest)) => (digest, manifest),
+                None => {
+                    return Err(PublishError::refused(
+                        format!("There is no ref '{name}' in {}", self.store.show("")),
+                        "See the refs with `casepack ls`.",
+                    ));
+                }
+            },
+            Which::Manifest(digest) => {
+                let key = key(&blob_key(*digest))?;
+                (*digest, self.store.get(&key, limits::MANIFEST_BYTES)?.bytes)
+            }
+        };
+        self.parse(digest, manifest)
+    }
+
+    /// The release with that manifest.
+    pub(super) fn parse(&self, digest: Digest, manifest: Vec<u8>) -> Result<Release, PublishError> {
+        Release::parse(digest, manifest, |config| self.blob(config))
+    }
+
+    /// The state of a ref and the manifest that it names, when it is there.
+    pub(super) fn reference(
+        &self,
+        name: &RefName,
+    ) -> Result<Option<(Etag, Digest, Vec<u8>)>, PublishError> {
+        match self
+            .store
+            .get(&key(&name.key())?, 2 * limits::MANIFEST_BYTES)
+        {
+            Ok(object) => {
+                let (digest, manifest) = release_of_ref(name, &object.bytes)?;
+                Ok(Some((object.etag, digest, manifest)))
+            }
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Every ref, sorted by name.
+    ///
+    /// # Errors
+    /// When they can't be listed or read; a damaged one is told in its place.
+    pub fn refs(&self) -> Result<Vec<Named>, PublishError> {
+        let mut refs = Vec::new();
+        for entry in self.store.entries(REFS, MAX_REFS)? {
+            let Some(name) = RefName::from_key(entry.key.as_str()) else {
+                continue;
+            };
+            let release = match self.reference(&name) {
+                Ok(Some((_, digest, manifest))) => self.parse(digest, manifest),
+                // Gone since it was listed.
+                Ok(None) => continue,
+                Err(error) => Err(error),
+            };
+            let release = match release {
+                Ok(release) => Ok(release),
+                Err(PublishError::Bad(bad)) => Err(bad),
+                Err(error) => return Err(error),
+            };
+            refs.push(Named {
+                name,
+                modified: entry.modified,
+                release,
+            });
+        }
+        refs.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(refs)
+    }
+
+    /// The bytes of a blob that fits into memory.
+    pub(super) fn blob(&self, blob: Descriptor) -> Result<Vec<u8>, PublishError> {
+        if let Some(bytes) = self.cached(blob.digest, blob.size) {
+            return Ok(bytes);
+        }
+        let limit = limits::SHARD_BYTES + (1 << 20);
+        let object = self
+            .store
+            .get(&key(&blob_key(blob.digest))?, blob.size.min(limit))?;
+        if Descriptor::of(&object.bytes) != blob {
+            let why = "has other bytes than its digest says";
+            return Err(Bad::new(format!("the blob {}", blob.digest), why).into());
+        }
+        self.keep(blob.digest, &object.bytes);
+        Ok(object.bytes)
+    }
+
+    /// Inflated frames of a pack: `numbers`, sorted. Neighbours are asked for together.
+    pub(super) fn frames(
+        &self,
+        pack: Digest,
+        index: &PackIndex,
+        numbers: &[usize],
+        each: &mut dyn FnMut(usize, Vec<u8>) -> Result<(), PublishError>,
+    ) -> Result<(), PublishError> {
+        let mut missing: Vec<(usize, Frame)> = Vec::new();
+        for number in numbers {
+            let Some(frame) = index.frames.get(*number) else {
+                continue;
+            };
+            match self.cached(frame.digest, frame.length) {
+                Some(bytes) => each(*number, frame.inflate(&bytes)?)?,
+                None => missing.push((*number, *frame)),
+            }
+        }
+        for run in runs(&missing) {
+            let Some(frames) = missing.get(run) else {
+                continue;
+            };
+            let (Some((_, first)), Some((_, last))) = (frames.first(), frames.last()) else {
+                continue;
+            };
+            let end = last.offset + last.length;
+            let size = usize::try_from(end - first.offset).unwrap_or(usize::MAX);
+            let bytes = self
+                .store
+                .get_range(&key(&blob_key(pack))?, first.offset, size)?;
+            for (number, frame) in frames {
+                let from = usize::try_from(frame.offset - first.offset).unwrap_or(usize::MAX);
+                let length = usize::try_from(frame.length).unwrap_or(usize::MAX);
+                let part = bytes
+                    .get(from..from.saturating_add(length))
+                    .unwrap_or_default();
+                let raw = frame.inflate(part).map_err(|bad| {
+                    Bad::new(format!("{} of the pack {pack}", bad.object), bad.why)
+                })?;
+                self.keep(frame.digest, part);
+                each(*number, raw)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cached(&self, digest: Digest, size: u64) -> Option<Vec<u8>> {
+        let bytes = fs::read(self.cache_path(digest)?).ok()?;
+        // Whoever else wrote it, or was killed.
+        (bytes.len() as u64 == size && Digest::of(&bytes) == digest).then_some(bytes)
+    }
+
+    fn keep(&self, digest: Digest, bytes: &[u8]) {
+        if let Some(path) = self.cache_path(digest) {
+            // A cache that can't be written is as good as none.
+            write_atomic(&path, bytes, 0o644).ok();
+        }
+    }
+
+    fn cache_path(&self, digest: Digest) -> Option<PathBuf> {
+        Some(self.cache?.join("sha256").join(digest.hex()))
+    }
+}
+
+/// Runs of frames that are asked for together.
+fn runs(frames: &[(usize, Frame)]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut start = 0;
+    for (at, pair) in frames.windows(2).enumerate() {
+        let [(_, before), (_, after)] = pair else {
+            continue;
+        };
+        let from = frames.get(start).map_or(0, |(_, first)| first.offset);
+        let near = after.offset.saturating_sub(before.offset + before.length) <= GAP;
+        if !near || after.offset + after.length - from > RANGE {
+            runs.push(start..at + 1);
+            start = at + 1;
+        }
+    }
+    if start < frames.len() {
+        runs.push(start..frames.len());
+    }
+    runs
+}
+
+/// The frames of each pack, split so that each part is one request.
+pub(super) fn requests(
+    indexes: &BTreeMap<usize, PackIndex>,
+    wanted: BTreeMap<usize, Vec<usize>>,
+) -> Vec<(usize, Vec<usize>)> {
+    let mut parts = Vec::new();
+    for (pack, numbers) in wanted {
+        let Some(index) = indexes.get(&pack) else {
+            continue;
+        };
+        let frames: Vec<(usize, Frame)> = numbers
+            .iter()
+            .filter_map(|number| Some((*number, *index.frames.get(*number)?)))
+            .collect();
+        for run in runs(&frames) {
+            let numbers = frames.get(run).unwrap_or_default();
+            parts.push((pack, numbers.iter().map(|(number, _)| *number).collect()));
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_asked_for_together() {
+        let frame = |offset, length| {
+            let frame = Frame {
+                offset,
+                length,
+                raw: 0,
+                digest: Digest::of(b""),
+            };
+            (0, frame)
+        };
+        let frames = [
+            frame(0, 100_000),
+            frame(100_000, 100_000),
+            frame(264_000, 10),
+            frame(400_000, 3_000_000),
+            frame(3_400_000, 2_000_000),
+        ];
+        assert_eq!(runs(&frames), [0..3, 3..4, 4..5]);
+        assert!(runs(&[]).is_empty());
+    }
+}

@@ -1,0 +1,293 @@
+//! Whether a store has what its releases say; what differs between two releases.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::{PublishError, Remote, key};
+use crate::bundle::{Bad, Descriptor, PackIndex, Release, Shard, View, blob_key, limits};
+use crate::digest::{Digest, Hasher, TreeId};
+use crate::event::{Event, Observer, Stage};
+use crate::path::CaseId;
+use crate::store::{AT_ONCE, Store, for_each};
+
+/// Bytes of a blob that are read at once.
+const PIECE: u64 = 4 << 20;
+
+/// What was verified.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Blobs read and hashed.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// What is wrong, sorted.
+    pub bad: Vec<String>,
+}
+
+/// Reads the blobs of the releases, and compares them with their digests. Also whether catalogs,
+/// indexes and packs fit together: every content of every tree lies in a pack that its view reads.
+/// `share` of packs are read, in per cent; catalogs and indexes always are.
+///
+/// # Errors
+/// When the store can't be read; what is wrong in it is no error but in the result.
+pub fn verify(
+    remote: Remote<'_>,
+    releases: &[Release],
+    share: u8,
+    stop: &AtomicBool,
+    observer: &dyn Observer,
+) -> Result<Checked, PublishError> {
+    let mut packs: BTreeSet<Descriptor> = BTreeSet::new();
+    let mut rest: BTreeSet<Descriptor> = BTreeSet::new();
+    for release in releases {
+        let all = release.document.packs.iter().map(|pack| pack.blob);
+        packs.extend(all);
+        rest.extend(release.blobs());
+    }
+    let sampled =
+        |blob: &Descriptor| u64::from(blob.digest.as_bytes()[31]) * 100 < u64::from(share) * 256;
+    let blobs: Vec<Descriptor> = rest
+        .into_iter()
+        .filter(|blob| !packs.contains(blob) || sampled(blob))
+        .collect();
+    observer.on(Event::TransferStarted {
+        stage: Stage::Verify,
+        objects: blobs.len(),
+        bytes: blobs.iter().map(|blob| blob.size).sum(),
+    });
+    let done = Mutex::new(Checked::default());
+    for_each(&blobs, AT_ONCE, |blob| -> Result<(), PublishError> {
+        if stop.load(Ordering::Relaxed) {
+            return Err(PublishError::Stopped);
+        }
+        let wrong = whole(remote.store, *blob)?;
+        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+        done.blobs += 1;
+        done.bytes += blob.size;
+        done.bad.extend(wrong);
+        observer.on(Event::Transferred {
+            objects: 1,
+            bytes: blob.size,
+        });
+        Ok(())
+    })?;
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if done.bad.is_empty() {
+        for release in releases {
+            match consistent(remote, release) {
+                Err(PublishError::Bad(bad)) => done.bad.push(bad.to_string()),
+                checked => checked?,
+            }
+        }
+    }
+    observer.on(Event::StageFinished {
+        stage: Stage::Verify,
+    });
+    done.bad.sort();
+    Ok(done)
+}
+
+/// What is wrong with a blob, read in pieces.
+fn whole(store: &dyn Store, blob: Descriptor) -> Result<Option<String>, PublishError> {
+    use crate::store::Reason;
+    let path = key(&blob_key(blob.digest))?;
+    let shown = store.show(path.as_str());
+    let mut hasher = Hasher::new();
+    let mut at = 0;
+    while at < blob.size {
+        let size = usize::try_from((blob.size - at).min(PIECE)).unwrap_or(0);
+        match store.get_range(&path, at, size) {
+            Ok(bytes) => hasher.update(&bytes),
+            Err(error) if matches!(*error.reason, Reason::NotFound) => {
+                return Ok(Some(format!("{shown} is missing")));
+            }
+            Err(error) if matches!(*error.reason, Reason::Short { .. }) => {
+                return Ok(Some(format!("{shown} is shorter than its release says")));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        at += size as u64;
+    }
+    let same = hasher.finish() == blob.digest;
+    Ok((!same).then(|| format!("{shown} has other bytes than its digest says")))
+}
+
+/// Whether every content that a tree names lies in a pack of its view or of one before.
+fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError> {
+    let document = &release.document;
+    let mut homes: BTreeMap<Digest, (View, u64)> = BTreeMap::new();
+    for pack in &document.packs {
+        let bytes = remote.blob(pack.index)?;
+        let index = PackIndex::parse(pack.index.digest, &bytes, pack.blob.size)?;
+        for (digest, place) in index.contents {
+            if homes.insert(digest, (pack.view, place.size)).is_some() {
+                let why = format!("has the content {digest}, which another pack has");
+                return Err(Bad::new(format!("the pack {}", pack.blob.digest), why).into());
+            }
+        }
+    }
+    let mut trees: BTreeMap<CaseId, BTreeMap<View, (TreeId, Option<Digest>)>> = BTreeMap::new();
+    for shard in &document.shards {
+        let bytes = remote.blob(shard.blob)?;
+        let read = Shard::parse(shard.blob.digest, &bytes)?;
+        let object = || format!("the catalog shard {}", shard.blob.digest);
+        for case in &read.cases {
+            for file in read.listing(case)? {
+                match homes.get(&file.digest) {
+                    Some((home, size)) if *home <= shard.view && *size == file.size => {}
+                    _ => {
+                        let why = format!(
+                            "names a content that no pack of its view has: {}",
+                            file.digest
+                        );
+                        return Err(Bad::new(object(), why).into());
+                    }
+                }
+            }
+            let harbor = case.placement.as_ref().map(|placement| placement.harbor);
+            let views = trees.entry(case.id.clone()).or_default();
+            views.insert(shard.view, (case.tree, harbor));
+        }
+    }
+    let mut dataset = Hasher::new();
+    let mut packages = Hasher::new();
+    for (id, views) in &trees {
+        let (Some(workspace), Some(evaluation), Some((task, Some(harbor)))) = (
+            views.get(&View::Workspace),
+            views.get(&View::Evaluation),
+            views.get(&View::Task),
+        ) else {
+            let why = format!("has not every view of '{id}'");
+            return Err(Bad::new(format!("the release {}", release.digest), why).into());
+        };
+        let hex = |tree: &TreeId| tree.0.hex();
+        dataset.update(format!("{id}\0{}\0{}\n", hex(&workspace.0), hex(&evaluation.0)).as_bytes());
+        packages.update(format!("{id}\0{}\0{}\n", hex(task), harbor.hex()).as_bytes());
+    }
+    if (dataset.finish(), packages.finish()) != (document.dataset, document.packages) {
+        let why = "has another dataset or packages digest than its catalogs give";
+        return Err(Bad::new(format!("the release {}", release.digest), why).into());
+    }
+    Ok(())
+}
+
+/// One file that differs between two releases.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Difference {
+    /// The case.
+    pub case: CaseId,
+    /// In which view.
+    pub view: View,
+    /// The file.
+    pub path: String,
+    /// `added`, `removed` or `changed`.
+    pub what: &'static str,
+}
+
+/// What differs between two releases.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Cases that only the second one has.
+    pub added: Vec<CaseId>,
+    /// Cases that only the first one has.
+    pub removed: Vec<CaseId>,
+    /// Files of cases that both have.
+    pub files: Vec<Difference>,
+}
+
+/// Compares two releases, shard by shard: those that both have are not read.
+///
+/// # Errors
+/// When a store fails or is damaged.
+pub fn diff(
+    (a, old): (Remote<'_>, &Release),
+    (b, new): (Remote<'_>, &Release),
+) -> Result<Changes, PublishError> {
+    let mut changes = Changes::default();
+    for view in View::ALL {
+        let before = Side::read(a, old, view, new)?;
+        let after = Side::read(b, new, view, old)?;
+        for id in before
+            .cases
+            .keys()
+            .chain(after.cases.keys())
+            .collect::<BTreeSet<_>>()
+        {
+            match (before.get(id)?, after.get(id)?) {
+                (Some(_), None) if view == View::Workspace => changes.removed.push(id.clone()),
+                (None, Some(_)) if view == View::Workspace => changes.added.push(id.clone()),
+                (Some(x), Some(y)) => {
+                    for path in x.keys().chain(y.keys()).collect::<BTreeSet<_>>() {
+                        let what = match (x.get(path), y.get(path)) {
+                            (Some(x), Some(y)) if x == y => continue,
+                            (Some(_), Some(_)) => "changed",
+                            (Some(_), None) => "removed",
+                            _ => "added",
+                        };
+                        changes.files.push(Difference {
+                            case: id.clone(),
+                            view,
+                            path: path.clone(),
+                            what,
+                        });
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    changes.files.sort();
+    Ok(changes)
+}
+
+/// The cases of one view of one release that are not in a shard of the other release.
+struct Side {
+    shards: Vec<Shard>,
+    cases: BTreeMap<CaseId, usize>,
+}
+
+type Files = BTreeMap<String, (crate::tree::Mode, Digest)>;
+
+impl Side {
+    fn read(
+        remote: Remote<'_>,
+        release: &Release,
+        view: View,
+        other: &Release,
+    ) -> Result<Self, PublishError> {
+        let theirs: BTreeSet<Digest> = other
+            .document
+            .shards
+            .iter()
+            .filter(|shard| shard.view == view)
+            .map(|shard| shard.blob.digest)
+            .collect();
+        let mut side = Self {
+            shards: Vec::new(),
+            cases: BTreeMap::new(),
+        };
+        for shard in &release.document.shards {
+            if shard.view != view || theirs.contains(&shard.blob.digest) {
+                continue;
+            }
+            debug_assert!(shard.raw <= limits::SHARD_BYTES);
+            let read = Shard::parse(shard.blob.digest, &remote.blob(shard.blob)?)?;
+            for case in &read.cases {
+                side.cases.insert(case.id.clone(), side.shards.len());
+            }
+            side.shards.push(read);
+        }
+        Ok(side)
+    }
+
+    fn get(&self, id: &CaseId) -> Result<Option<Files>, PublishError> {
+        let shard = self.cases.get(id).and_then(|at| self.shards.get(*at));
+        let Some((shard, case)) = shard.and_then(|shard| Some((shard, shard.case(id)?))) else {
+            return Ok(None);
+        };
+        let files = shard.listing(case)?.into_iter();
+        let files = files.map(|file| (file.path.as_str().to_owned(), (file.mode, file.digest)));
+        Ok(Some(files.collect()))
+    }
+}
