@@ -10,6 +10,7 @@ mod at_once;
 mod dir;
 mod error;
 mod memory;
+mod s3;
 mod url;
 
 use std::fmt;
@@ -22,12 +23,41 @@ pub use self::at_once::{for_each, in_order};
 pub use self::dir::Directory;
 pub use self::error::{Action, Answer, Reason, StoreError};
 pub use self::memory::Memory;
+pub use self::s3::{Access, AccessKeys, S3, S3Settings, SecretError};
 pub use self::url::{StoreUrl, StoreUrlError};
 use crate::digest::{Digest, Hasher};
 use crate::path::{TreePath, TreePathError};
 
 /// How many operations are worth having under way at once.
 pub const AT_ONCE: usize = 16;
+
+/// What a store is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Reading: a directory must be there.
+    Read,
+    /// Writing: a directory is made when none is there. Buckets never are.
+    Write,
+}
+
+/// The store at `url`; `settings` say how to reach it when it is in a bucket. Nothing is sent to
+/// a server yet.
+///
+/// # Errors
+/// When settings or directory can't be used.
+pub fn open(
+    url: &StoreUrl,
+    settings: &S3Settings,
+    purpose: Purpose,
+) -> Result<Box<dyn Store>, StoreError> {
+    Ok(match (url, purpose) {
+        (StoreUrl::Directory(path), Purpose::Read) => Box::new(Directory::open(path)?),
+        (StoreUrl::Directory(path), Purpose::Write) => Box::new(Directory::create(path)?),
+        (StoreUrl::S3 { bucket, prefix }, _) => {
+            Box::new(S3::open(bucket, prefix.as_ref(), settings)?)
+        }
+    })
+}
 
 /// Objects by key. Every call blocks until it is done, and may come from any thread but one of an
 /// async runtime.
@@ -167,6 +197,36 @@ impl Body<'_> {
         }
     }
 
+    /// `size` of its bytes from `start` on, which it must have.
+    fn slice(self, start: u64, size: u64) -> Self {
+        match self {
+            Self::Bytes(bytes) => {
+                let at = |at: u64| usize::try_from(at).unwrap_or(bytes.len());
+                let piece = bytes.get(at(start)..at(start.saturating_add(size)));
+                Self::Bytes(piece.unwrap_or_default())
+            }
+            Self::File { file, offset, .. } => Self::File {
+                file,
+                offset: offset + start,
+                size,
+            },
+        }
+    }
+
+    /// All its bytes.
+    fn to_vec(self) -> Result<Vec<u8>, Reason> {
+        match self {
+            Self::Bytes(bytes) => Ok(bytes.to_vec()),
+            Self::File { file, offset, size } => {
+                let too_large = |_| Reason::Source(std::io::ErrorKind::OutOfMemory.into());
+                let mut bytes = vec![0; usize::try_from(size).map_err(too_large)?];
+                file.read_exact_at(&mut bytes, offset)
+                    .map_err(Reason::Source)?;
+                Ok(bytes)
+            }
+        }
+    }
+
     /// Gives all bytes to `each`, in order, in pieces of at most `most` bytes.
     fn pieces(
         &self,
@@ -244,8 +304,8 @@ pub struct Entry {
     pub key: TreePath,
     /// Its bytes.
     pub size: u64,
-    /// Names this state of it; the same as [`Store::get`] gives.
-    pub etag: Etag,
+    /// Names this state of it, as [`Store::get`] does; some servers don't say it in listings.
+    pub etag: Option<Etag>,
     /// When it was written, seconds since 1970, by the store's clock.
     pub modified: i64,
 }
@@ -281,6 +341,10 @@ struct Counters {
 impl Counters {
     fn request(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn retry(&self) {
+        self.retries.fetch_add(1, Ordering::Relaxed);
     }
 
     fn wrote(&self, bytes: u64) {

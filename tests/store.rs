@@ -2,16 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use casepack::digest::Digest;
 use casepack::path::TreePath;
 use casepack::store::{
-    Body, Conditions, Directory, Entry, Etag, Expected, Memory, Object, Reason, Store, StoreError,
-    Swap, for_each,
+    Access, AccessKeys, Body, Conditions, Directory, Entry, Etag, Expected, Memory, Object,
+    Purpose, Reason, S3, S3Settings, Store, StoreError, Swap, for_each, open as open_url,
 };
+
+use crate::support::{BUCKET, Fault, Proxy, Request, S3Server, Way};
 
 fn key(text: &str) -> TreePath {
     TreePath::new(text).unwrap()
@@ -45,8 +52,13 @@ fn assert_reason<T: std::fmt::Debug>(
 
 /// Everything that a store promises. It must be empty, and is again afterwards.
 fn conforms(store: &dyn Store) {
+    refuses_what_is_damaged(store);
+    conforms_but_for_damage(store);
+}
+
+fn conforms_but_for_damage(store: &dyn Store) {
     reads_what_was_written(store);
-    refuses_what_is_not_as_it_should_be(store);
+    refuses_what_is_too_much(store);
     lists(store);
     takes_files(store);
     writes_at_once(store);
@@ -137,11 +149,20 @@ fn reads_what_was_written(store: &dyn Store) {
     assert_eq!(get(store, "blobs/sha256/abc").bytes.len(), 2000);
 }
 
-fn refuses_what_is_not_as_it_should_be(store: &dyn Store) {
+fn refuses_what_is_damaged(store: &dyn Store) {
     put(store, "kept", b"as it was");
     let wrong = store.put(&key("kept"), Body::Bytes(b"damaged"), &Digest::of(b"other"));
-    assert_reason(wrong, |r| matches!(r, Reason::Damaged { .. }));
+    assert_reason(wrong, is_damage);
     assert_eq!(get(store, "kept").bytes, b"as it was");
+    store.delete(&key("kept")).unwrap();
+}
+
+fn is_damage(reason: &Reason) -> bool {
+    matches!(reason, Reason::Damaged { .. } | Reason::DamagedOnTheWay(_))
+}
+
+fn refuses_what_is_too_much(store: &dyn Store) {
+    put(store, "kept", b"as it was");
     assert_eq!(store.get(&key("kept"), 9).unwrap().bytes, b"as it was");
     assert_reason(store.get(&key("kept"), 8), |r| {
         matches!(r, Reason::TooLarge { limit: 8 })
@@ -169,12 +190,9 @@ fn lists(store: &dyn Store) {
     let entries = store.entries("refs/", 10).unwrap();
     assert_eq!(entries.iter().map(|e| e.size).collect::<Vec<_>>(), [1, 2]);
     for entry in &entries {
-        assert_eq!(
-            entry.etag,
-            get(store, entry.key.as_str()).etag,
-            "{}",
-            entry.key
-        );
+        if let Some(etag) = &entry.etag {
+            assert_eq!(*etag, get(store, entry.key.as_str()).etag, "{}", entry.key);
+        }
     }
     let mut seen = 0;
     store
@@ -397,4 +415,511 @@ fn a_directory_hides_and_sweeps_what_is_unfinished() {
     let wrong = store.put(&key("blobs/two"), Body::Bytes(b"2"), &Digest::of(b""));
     assert_reason(wrong, |r| matches!(r, Reason::Damaged { .. }));
     assert_eq!(names(&temp.path().join("blobs")), ["one"]);
+}
+
+/// Below a prefix of the server's bucket; not patient, since nobody waits for a test.
+fn open(server: &S3Server) -> S3 {
+    open_at(server, server.endpoint())
+}
+
+fn open_at(server: &S3Server, endpoint: &str) -> S3 {
+    let settings = S3Settings {
+        endpoint: Some(endpoint.to_owned()),
+        timeout: Duration::from_secs(2),
+        patience: Duration::from_secs(20),
+        ..server.settings()
+    };
+    S3::open(BUCKET, Some(&key("some/prefix")), &settings).unwrap()
+}
+
+#[test]
+fn s3_conforms() {
+    let server = S3Server::start();
+    let store = open(&server);
+    conforms_but_for_damage(&store);
+    conforms_with_conditions(&store);
+    // This server says so, and keeps them all the same.
+    let wrong = store.put(&key("x"), Body::Bytes(b"damaged"), &Digest::of(b"other"));
+    assert_reason(wrong, is_damage);
+    let requests = server.take_requests();
+    let elsewhere =
+        |request: &&Request| !request.key.is_empty() && !request.key.starts_with("some/prefix/");
+    assert_eq!(requests.iter().find(elsewhere), None);
+}
+
+#[test]
+fn urls_open_stores() {
+    let server = S3Server::start();
+    let temp = tempfile::tempdir().unwrap();
+    let directory = format!("file://{}/new", temp.path().display());
+    let open = |url: &str, purpose| open_url(&url.parse().unwrap(), &server.settings(), purpose);
+    let missing = open(&directory, Purpose::Read).map(drop);
+    assert_reason(missing, |r| matches!(r, Reason::NoDirectory));
+    for url in [&directory, "s3://bucket/a/prefix"] {
+        put(&*open(url, Purpose::Write).unwrap(), "there", b"1");
+        assert_eq!(
+            get(&*open(url, Purpose::Read).unwrap(), "there").bytes,
+            b"1"
+        );
+    }
+    assert!(temp.path().join("new/there").exists());
+    assert!(server.files().join("a/prefix/there").exists());
+}
+
+#[test]
+fn s3_shows_where_and_hides_who() {
+    let server = S3Server::start();
+    let store = open(&server);
+    let shown = store.show("refs/x.json");
+    let expected = format!(
+        "s3://{BUCKET}/some/prefix/refs/x.json (at {})",
+        server.endpoint()
+    );
+    assert_eq!(shown, expected);
+    let (id, secret) = match server.settings().access {
+        Access::Keys(AccessKeys { id, secret, .. }) => (id, secret),
+        access => panic!("{access:?}"),
+    };
+    put(&store, "x", b"");
+    let debug = format!("{store:?} {:?} {store:#?}", server.settings());
+    assert!(!debug.contains(&id) && !debug.contains(&secret), "{debug}");
+}
+
+#[test]
+fn s3_asks_no_more_than_it_must() {
+    let server = S3Server::start();
+    let store = open(&server);
+    put(&store, "a", b"0123456789");
+    store.get_range(&key("a"), 2, 3).unwrap();
+    store.get(&key("a"), 10).unwrap();
+    let request = |method: &str, key: &str, range: Option<&str>, sent, received, status| Request {
+        method: method.to_owned(),
+        key: key.to_owned(),
+        query: String::new(),
+        range: range.map(str::to_owned),
+        sent,
+        received,
+        status,
+    };
+    let mut requests = server.take_requests();
+    for request in &mut requests {
+        // What the SDK calls its operation.
+        request.query.clear();
+    }
+    let expected = [
+        request("PUT", "some/prefix/a", None, 10, 0, 200),
+        request("GET", "some/prefix/a", Some("bytes=2-4"), 0, 3, 206),
+        request("GET", "some/prefix/a", None, 0, 10, 200),
+    ];
+    assert_eq!(requests, expected);
+    assert_eq!(store.traffic().requests, 3);
+
+    let many = server.files().join("some/prefix/many");
+    fs::create_dir(&many).unwrap();
+    for at in 0..2500 {
+        fs::write(many.join(format!("{at:04}")), "x").unwrap();
+    }
+    assert_eq!(keys(&store, "many/").len(), 2500);
+    assert_eq!(server.take_requests().len(), 3);
+    let traffic = store.traffic();
+    assert_eq!((traffic.requests, traffic.retries), (6, 0));
+}
+
+#[test]
+fn s3_sends_large_objects_in_parts() {
+    const SIZE: usize = 17 << 20;
+    let server = S3Server::start();
+    let store = open(&server);
+    let mut bytes: Vec<u8> = (0..=250).cycle().take(SIZE).collect();
+    bytes[9 << 20] = 255;
+    let digest = Digest::of(&bytes);
+    let mut temp = tempfile::tempfile().unwrap();
+    temp.write_all(b"before").unwrap();
+    temp.write_all(&bytes).unwrap();
+    let from_file = Body::File {
+        file: &temp,
+        offset: 6,
+        size: SIZE as u64,
+    };
+    for (at, body) in [("bytes", Body::Bytes(&bytes)), ("file", from_file)] {
+        let etag = store.put(&key(at), body, &digest).unwrap();
+        let requests = server.take_requests();
+        let mut sent: Vec<_> = requests
+            .iter()
+            .map(|r| (r.method.as_str(), r.sent))
+            .collect();
+        sent.sort_unstable();
+        let [
+            ("POST", _),
+            ("POST", _),
+            ("PUT", 1_048_576),
+            ("PUT", 8_388_608),
+            ("PUT", 8_388_608),
+        ] = sent[..]
+        else {
+            panic!("{sent:?}");
+        };
+        let object = store.get(&key(at), SIZE as u64).unwrap();
+        assert!(object.bytes == bytes);
+        assert_eq!(object.etag, etag);
+        server.take_requests();
+    }
+    assert_eq!(store.traffic().bytes_written, 2 * SIZE as u64);
+    let wrong = store.put(&key("wrong"), from_file, &Digest::of(b""));
+    assert_reason(wrong, |r| matches!(r, Reason::Damaged { .. }));
+    let requests = server.take_requests();
+    assert_eq!(requests.last().map(|r| r.method.as_str()), Some("DELETE"));
+    assert_eq!(keys(&store, ""), ["bytes", "file"]);
+}
+
+#[test]
+fn s3_tells_what_is_wrong() {
+    let server = S3Server::start();
+    let keys = |id: &str, secret: &str| {
+        Access::Keys(AccessKeys {
+            id: id.to_owned(),
+            secret: secret.to_owned(),
+            session: None,
+        })
+    };
+    let ask = |bucket: &str, settings: S3Settings| {
+        let settings = S3Settings {
+            timeout: Duration::from_secs(2),
+            ..settings
+        };
+        S3::open(bucket, None, &settings)?.get(&key("x"), 10)
+    };
+    let settings = || server.settings();
+    let access = |access| S3Settings {
+        access,
+        ..settings()
+    };
+    assert_reason(ask(BUCKET, settings()), |r| matches!(r, Reason::NotFound));
+    let other = S3::open("other-bucket", None, &settings()).unwrap();
+    assert_reason((&other as &dyn Store).entries("", 10), |r| {
+        matches!(r, Reason::NoBucket(_))
+    });
+    assert_reason(ask(BUCKET, access(keys("AKTEST", "no"))), |r| {
+        matches!(r, Reason::BadCredentials(_))
+    });
+    assert_reason(ask(BUCKET, access(keys("NOBODY", "no"))), |r| {
+        matches!(r, Reason::BadCredentials(_))
+    });
+    assert_reason(ask(BUCKET, access(Access::Anonymous)), |r| {
+        matches!(r, Reason::Denied(_))
+    });
+
+    let endpoint = |endpoint: &str| S3Settings {
+        endpoint: Some(endpoint.to_owned()),
+        ..settings()
+    };
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let closed = ask(BUCKET, endpoint(&format!("http://{free}")));
+    assert_reason(closed, |r| matches!(r, Reason::Unreachable(_)));
+    let nowhere = ask(BUCKET, endpoint("http://no-such-host.invalid"));
+    assert_reason(nowhere, |r| matches!(r, Reason::Unreachable(_)));
+    for text in [
+        "s3.example:3900",
+        "ftp://x",
+        "http://",
+        "http://user@host",
+        "http://a b",
+    ] {
+        assert_reason(ask(BUCKET, endpoint(text)), |r| {
+            matches!(r, Reason::Settings(_))
+        });
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let bundle = temp.path().join("ca.pem");
+    let ca = || S3Settings {
+        ca_bundle: Some(bundle.clone()),
+        ..settings()
+    };
+    assert_reason(ask(BUCKET, ca()), |r| matches!(r, Reason::Settings(_)));
+    for text in [
+        "",
+        "no certificate",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    ] {
+        fs::write(&bundle, text).unwrap();
+        assert_reason(ask(BUCKET, ca()), |r| matches!(r, Reason::Settings(_)));
+    }
+    let long = TreePath::new(&vec!["x".repeat(250); 5].join("/")).unwrap();
+    assert_reason(open(&server).get(&long, 1), |r| {
+        matches!(r, Reason::LongKey(_))
+    });
+}
+
+/// A server that has one answer to everything.
+fn canned(status: &str, head: &str, body: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let length = body.len();
+    let answer: Arc<str> = format!(
+        "HTTP/1.1 {status}\r\n{head}content-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    )
+    .into();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let answer = Arc::clone(&answer);
+            let serve = |mut client: TcpStream| {
+                let mut head = Vec::new();
+                let mut byte = [0];
+                while !head.ends_with(b"\r\n\r\n") && client.read(&mut byte)? == 1 {
+                    head.push(byte[0]);
+                }
+                client.write_all(answer.as_bytes())
+            };
+            client.and_then(serve).ok();
+        }
+    });
+    format!("http://{address}")
+}
+
+#[test]
+fn s3_understands_what_servers_answer() {
+    let server = S3Server::start();
+    let error = |code: &str, more: &str| {
+        format!(
+            "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>told by the server</Message>{more}</Error>"
+        )
+    };
+    let ask = |status: &str, head: &str, body: &str| {
+        let settings = S3Settings {
+            endpoint: Some(canned(status, head, body)),
+            patience: Duration::from_secs(1),
+            ..server.settings()
+        };
+        let store = S3::open(BUCKET, None, &settings).unwrap();
+        let error = store.get(&key("x"), 10).unwrap_err();
+        let text = format!("{error}: {}", error.reason);
+        assert!(
+            text.contains("s3://bucket/x (at http://127.0.0.1:"),
+            "{text}"
+        );
+        error
+    };
+    let told =
+        |status: &str, head: &str, code: &str, more: &str| ask(status, head, &error(code, more));
+    let region = |error: &StoreError, expected: Option<&str>| {
+        let Reason::WrongRegion {
+            expected: found, ..
+        } = &*error.reason
+        else {
+            panic!("{error:?}")
+        };
+        assert_eq!(found.as_deref(), expected);
+        if let Some(expected) = expected {
+            assert!(
+                error.help().contains(&format!("AWS_REGION={expected}")),
+                "{}",
+                error.help()
+            );
+        }
+    };
+    region(
+        &told(
+            "400 Bad Request",
+            "",
+            "AuthorizationHeaderMalformed",
+            "<Region>garage</Region>",
+        ),
+        Some("garage"),
+    );
+    region(
+        &told(
+            "301 Moved",
+            "x-amz-bucket-region: eu-west-1\r\n",
+            "PermanentRedirect",
+            "",
+        ),
+        Some("eu-west-1"),
+    );
+    region(
+        &told("400 Bad Request", "", "AuthorizationHeaderMalformed", ""),
+        None,
+    );
+    let skew = told("403 Forbidden", "", "RequestTimeTooSkewed", "");
+    assert!(matches!(*skew.reason, Reason::ClockSkew(_)), "{skew:?}");
+    let denied = told("403 Forbidden", "", "AccessDenied", "");
+    assert!(matches!(*denied.reason, Reason::Denied(_)), "{denied:?}");
+    assert!(
+        denied
+            .reason
+            .to_string()
+            .contains("403 AccessDenied (told by the server)"),
+        "{}",
+        denied.reason
+    );
+    let expired = told("400 Bad Request", "", "ExpiredToken", "");
+    assert!(
+        matches!(*expired.reason, Reason::BadCredentials(_)),
+        "{expired:?}"
+    );
+    for (status, code) in [
+        ("503 Slow Down", "SlowDown"),
+        ("500 Oh", "InternalError"),
+        ("429 Much", "TooManyRequests"),
+    ] {
+        let busy = told(status, "", code, "");
+        assert!(matches!(*busy.reason, Reason::Unavailable(_)), "{busy:?}");
+    }
+    for (status, body) in [
+        ("404 Not Found", "<html>nginx</html>"),
+        ("403 Forbidden", "<html>a proxy</html>"),
+        ("400 Bad Request", "HTTP to an HTTPS port"),
+    ] {
+        let other = ask(status, "", body);
+        assert!(matches!(*other.reason, Reason::NotS3(_)), "{other:?}");
+    }
+    let open = |status: &str, body: &str| {
+        let settings = S3Settings {
+            endpoint: Some(canned(status, "", body)),
+            ..server.settings()
+        };
+        S3::open(BUCKET, None, &settings).unwrap()
+    };
+    let all = |store: S3, limit| (&store as &dyn Store).entries("", limit);
+    let whole = open("200 OK", "0123456789").get_range(&key("x"), 2, 3);
+    assert_reason(whole, |r| matches!(r, Reason::NotS3(_)));
+    let console = all(open("200 OK", "<html>a console</html>"), 10);
+    assert_reason(console, |r| matches!(r, Reason::NotS3(_)));
+    let endless = all(open("200 OK", PAGE), 1_000_000);
+    assert_reason(endless, |r| matches!(r, Reason::NotS3(_)));
+    let refused = open("501 No", &error("NotImplemented", ""));
+    let put = refused.put_if(&key("x"), b"", Expected::Absent);
+    assert_reason(put, |r| matches!(r, Reason::NoConditions));
+    // Like Garage: whatever is asked, it writes.
+    for store in [refused, open("200 OK", "")] {
+        let probed = store.probe_conditions(&key("x"), b"").unwrap();
+        assert_eq!(probed, Conditions::Unsupported);
+    }
+}
+
+/// A page that says that it is followed by itself.
+const PAGE: &str = "<?xml version=\"1.0\"?><ListBucketResult><IsTruncated>true</IsTruncated>\
+    <NextContinuationToken>again</NextContinuationToken>\
+    <Contents><Key>a</Key><Size>1</Size></Contents></ListBucketResult>";
+
+#[test]
+fn s3_survives_a_bad_network() {
+    let server = S3Server::start();
+    let content: Vec<u8> = (0..=255).cycle().take(300_000).collect();
+    put(&open(&server), "there", &content);
+    let places = [Way::Up, Way::Down]
+        .into_iter()
+        .flat_map(|way| [0, 100, 1000, 100_000].map(|at| (way, at)));
+    let faults = places
+        .flat_map(|(way, at)| {
+            [
+                Fault::Stall(way, at),
+                Fault::Cut(way, at),
+                Fault::Flip(way, at),
+            ]
+        })
+        .chain([Fault::Refuse, Fault::SlowDown]);
+    let checks =
+        faults.flat_map(|fault| ["get", "range", "put", "list", "swap"].map(|act| (fault, act)));
+    for_each(checks.enumerate(), 16, |(at, (fault, act))| {
+        survives(&server, &content, &format!("new-{at}"), fault, act);
+        Ok::<_, ()>(())
+    })
+    .unwrap();
+}
+
+/// Does `act` over two connections that have `fault`: what comes out is right, or a clear error.
+fn survives(server: &S3Server, content: &[u8], new: &str, fault: Fault, act: &str) {
+    let proxy = Proxy::before(server.endpoint());
+    let store = open_at(server, &proxy.endpoint());
+    proxy.next(2, fault);
+    let there = key("there");
+    let good = match act {
+        "get" => store.get(&there, 1 << 20).map(|got| got.bytes == content),
+        "range" => store
+            .get_range(&there, 100_000, 150_000)
+            .map(|got| got == content[100_000..250_000]),
+        "put" => store
+            .put(&key(new), Body::Bytes(content), &Digest::of(content))
+            .map(|_| true),
+        "list" => (&store as &dyn Store)
+            .entries("there", 10)
+            .map(|got| got.len() == 1 && got[0].size == 300_000),
+        _ => store
+            .put_if(&key(new), content, Expected::Absent)
+            .map(|swap| matches!(swap, Swap::Done(_))),
+    };
+    let done = proxy.take_done();
+    let flipped = matches!(fault, Fault::Flip(..)) && !done.is_empty();
+    match good {
+        Ok(true) => {}
+        // A range and a listing bring no digest; whoever asked for them knows it.
+        Ok(false) if flipped && act != "get" => {}
+        // A flipped byte may make the request another one.
+        Err(error) if flipped => assert!(!error.reason.to_string().is_empty()),
+        other => panic!("{fault:?} {act}: {other:?} {done:?}"),
+    }
+    if matches!(act, "put" | "swap") && !flipped {
+        assert!(get(&open(server), new).bytes == content, "{fault:?}");
+    }
+}
+
+#[test]
+fn s3_sends_parts_over_a_bad_network() {
+    let server = S3Server::start();
+    let proxy = Proxy::before(server.endpoint());
+    let content: Vec<u8> = (0..=255).cycle().take(20 << 20).collect();
+    let digest = Digest::of(&content);
+    for fault in [
+        Fault::SlowDown,
+        Fault::Cut(Way::Up, 3_000_000),
+        Fault::Cut(Way::Down, 100),
+    ] {
+        let store = open_at(&server, &proxy.endpoint());
+        // The first connection begins the upload; parts open further ones.
+        proxy.next(2, fault);
+        store
+            .put(&key("large"), Body::Bytes(&content), &digest)
+            .unwrap();
+        assert!(!proxy.take_done().is_empty(), "{fault:?}");
+        let whole = store.get(&key("large"), 1 << 25).unwrap();
+        assert!(whole.bytes == content, "{fault:?}");
+        store.delete(&key("large")).unwrap();
+    }
+    // A byte that changes on its way is found by the server, which has the digest of the part.
+    let store = open_at(&server, &proxy.endpoint());
+    proxy.next(4, Fault::Flip(Way::Up, 3_000_000));
+    store
+        .put(&key("large"), Body::Bytes(&content), &digest)
+        .unwrap();
+    assert!(!proxy.take_done().is_empty());
+    assert!(store.get(&key("large"), 1 << 25).unwrap().bytes == content);
+}
+
+/// An outage ends in bounded time with an error; when it is over, the same store works again.
+#[test]
+fn s3_waits_for_a_server_that_was_there() {
+    let server = S3Server::start();
+    let proxy = Proxy::before(server.endpoint());
+    let settings = S3Settings {
+        endpoint: Some(proxy.endpoint()),
+        timeout: Duration::from_millis(200),
+        patience: Duration::from_secs(2),
+        ..server.settings()
+    };
+    let store = S3::open(BUCKET, None, &settings).unwrap();
+    put(&store, "x", b"1");
+    proxy.next(10_000, Fault::SlowDown);
+    // Connections that are open already are not what fails: use them up.
+    let results: Vec<_> = (0..3).map(|_| store.get(&key("x"), 10)).collect();
+    drop(results);
+    let fresh = S3::open(BUCKET, None, &settings).unwrap();
+    assert_reason(fresh.get(&key("x"), 10), |r| {
+        matches!(r, Reason::Unavailable(_))
+    });
+    assert!(fresh.traffic().retries >= 2);
+    proxy.take_done();
+    assert_eq!(get(&fresh, "x").bytes, b"1");
 }

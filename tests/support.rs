@@ -2,6 +2,10 @@
 
 mod command;
 mod project;
+mod proxy;
+mod s3;
 
 pub(crate) use command::{Invocation, Outcome};
 pub(crate) use project::{Project, ProjectBuilder};
+pub(crate) use proxy::{Fault, Proxy, Way};
+pub(crate) use s3::{BUCKET, Request, S3Server};

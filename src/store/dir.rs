@@ -23,6 +23,8 @@ use crate::path::TreePath;
 
 /// The largest object that is compared with what a conditional write would put in its place.
 const MAX_COMPARED: u64 = 64 * 1024 * 1024;
+/// How often an object is read that is replaced meanwhile, before somebody must be writing into it.
+const MAX_READS: u32 = 1000;
 /// Whoever writes on a condition holds it. It is no object, since its name starts like [`STAGING`].
 const LOCK: &str = ".casepack-lock";
 const NS: i128 = 1_000_000_000;
@@ -135,9 +137,19 @@ impl Directory {
     }
 
     fn read(&self, key: &TreePath, limit: u64) -> Result<Object, ReadError> {
-        let (bytes, stamp) = self.root.read(key, limit)?;
-        let etag = etag(&stamp);
-        Ok(Object { bytes, etag })
+        let mut left = MAX_READS;
+        loop {
+            left -= 1;
+            match self.root.read(key, limit) {
+                Ok((bytes, stamp)) => {
+                    let etag = etag(&stamp);
+                    return Ok(Object { bytes, etag });
+                }
+                // It was replaced, which changes the old file too: the new one is whole.
+                Err(ReadError::Changed) if left > 0 => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn write(&self, key: &TreePath, body: Body<'_>, digest: &Digest) -> Result<Etag, Reason> {
@@ -297,7 +309,7 @@ impl Store for Directory {
                     Listed::Entry(Entry {
                         key: thing.path,
                         size: stamp.size,
-                        etag: etag(&stamp),
+                        etag: Some(etag(&stamp)),
                         modified: i64::try_from(stamp.mtime_ns.div_euclid(NS)).unwrap_or(i64::MAX),
                     })
                 }

@@ -167,7 +167,7 @@ impl Store for Memory {
             .map(|(key, held)| Entry {
                 key: key.clone(),
                 size: held.bytes.len() as u64,
-                etag: held.etag.clone(),
+                etag: Some(held.etag.clone()),
                 modified: held.modified,
             })
             .collect();

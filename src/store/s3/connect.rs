@@ -1,0 +1,171 @@
+//! From settings to a client of the AWS SDK.
+
+use std::fmt;
+use std::time::Duration;
+
+use aws_config::meta::region::RegionProviderChain;
+use aws_config::timeout::TimeoutConfig;
+use aws_config::{BehaviorVersion, SdkConfig};
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::{
+    Credentials, ProvideCredentials as _, Region, RequestChecksumCalculation,
+    ResponseChecksumValidation, SharedHttpClient,
+};
+use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore, rustls_provider::CryptoMode};
+use aws_types::service_config::ServiceConfigKey;
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+
+use super::settings::{Access, S3Settings};
+use crate::store::Reason;
+
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// What a region is called where nobody says it: most servers that are not AWS take it.
+const REGION: &str = "us-east-1";
+
+/// A client, and what is told of it.
+pub(super) struct Connection {
+    pub(super) client: Client,
+    /// The server's URL, when it is not AWS.
+    pub(super) endpoint: Option<String>,
+    pub(super) region: String,
+    config: SdkConfig,
+}
+
+/// Without what the SDK shows of credentials.
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("endpoint", &self.endpoint)
+            .field("region", &self.region)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// Reads the AWS configuration; sends nothing to the server.
+    pub(super) async fn new(settings: &S3Settings) -> Result<Self, Reason> {
+        // Only the chain's own providers ask for a region over the network, and slowly.
+        let region = RegionProviderChain::first_try(settings.region.clone().map(Region::new))
+            .or_default_provider()
+            .or_else(REGION);
+        let mut loader = aws_config::defaults(BehaviorVersion::latest())
+            .http_client(http_client(settings)?)
+            .region(region);
+        if let Some(profile) = &settings.profile {
+            loader = loader.profile_name(profile);
+        }
+        if let Some(endpoint) = &settings.endpoint {
+            loader = loader.endpoint_url(checked_endpoint(endpoint)?);
+        }
+        loader = match &settings.access {
+            Access::Chain => loader,
+            Access::Anonymous => loader.no_credentials(),
+            Access::Keys(keys) => loader.credentials_provider(Credentials::new(
+                &keys.id,
+                &keys.secret,
+                keys.session.clone(),
+                None,
+                "casepack",
+            )),
+        };
+        let config = loader.load().await;
+        let endpoint = settings.endpoint.clone().or_else(|| endpoint(&config));
+        if let Some(endpoint) = &endpoint {
+            checked_endpoint(endpoint)?;
+        }
+        let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT).build();
+        let s3 = aws_sdk_s3::config::Builder::from(&config)
+            // Tried again is here, where bodies count too: see `retry`.
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(timeouts)
+            .force_path_style(settings.path_style.unwrap_or(endpoint.is_some()))
+            // Every write brings the SHA-256 that is known anyway. What the SDK adds on its own,
+            // a trailing CRC-32, Garage refuses over http (../spec/s3-servers.md).
+            .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+            .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
+        Ok(Self {
+            client: Client::from_conf(s3.build()),
+            endpoint,
+            region: config
+                .region()
+                .map_or(REGION, |region| region.as_ref())
+                .to_owned(),
+            config,
+        })
+    }
+
+    /// Whether what is sent could be read and changed on its way.
+    pub(super) fn is_plain(&self) -> bool {
+        let endpoint = self.endpoint.as_deref().unwrap_or_default();
+        endpoint.starts_with("http://")
+    }
+
+    /// Why there are no credentials; `None`: there are some, or none are wanted.
+    pub(super) async fn why_no_credentials(&self) -> Option<String> {
+        let provider = self.config.credentials_provider()?;
+        let error = provider.provide_credentials().await.err()?;
+        Some(super::fault::chain(&error))
+    }
+}
+
+/// `endpoint_url` of the SDK's own environment variables and profiles.
+fn endpoint(config: &SdkConfig) -> Option<String> {
+    let key = ServiceConfigKey::builder()
+        .service_id("S3")
+        .env("AWS_ENDPOINT_URL")
+        .profile("endpoint_url")
+        .build()
+        .ok()?;
+    let of_s3 = config
+        .service_config()
+        .and_then(|config| config.load_config(key));
+    of_s3.or_else(|| config.endpoint_url().map(str::to_owned))
+}
+
+/// The SDK reports what is no URL late and unclearly.
+fn checked_endpoint(text: &str) -> Result<&str, Reason> {
+    let rest = ["http://", "https://"]
+        .into_iter()
+        .find_map(|scheme| text.strip_prefix(scheme));
+    let host = rest.unwrap_or("").split('/').next().unwrap_or("");
+    let odd = |c: char| c.is_whitespace() || c.is_control() || "?#@\\".contains(c);
+    if host.is_empty() || text.contains(odd) {
+        return Err(Reason::Settings(format!(
+            "'{text}' is no URL of a server: write http://HOST:PORT or https://HOST"
+        )));
+    }
+    Ok(text)
+}
+
+fn http_client(settings: &S3Settings) -> Result<SharedHttpClient, Reason> {
+    let mut trust = TrustStore::default();
+    if let Some(path) = &settings.ca_bundle {
+        let failed = |why: &str| {
+            let path = path.display();
+            Reason::Settings(format!("the CA bundle '{path}' can't be used: {why}"))
+        };
+        let pem = std::fs::read(path).map_err(|error| failed(&error.to_string()))?;
+        // What the HTTP client can't read, it panics about.
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(&pem) {
+            let certificate = certificate.map_err(|error| failed(&error.to_string()))?;
+            roots
+                .add(certificate)
+                .map_err(|error| failed(&error.to_string()))?;
+        }
+        if roots.is_empty() {
+            return Err(failed("it holds no certificate in PEM form"));
+        }
+        trust.add_pem_certificate(pem);
+    }
+    let context = TlsContext::builder().with_trust_store(trust).build();
+    let context = context.map_err(|error| Reason::Settings(super::fault::chain(&error)))?;
+    Ok(aws_smithy_http_client::Builder::new()
+        .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
+        .tls_context(context)
+        .build_https())
+}

@@ -1,0 +1,201 @@
+//! A bad network: stands between client and server and does one wrong thing per connection.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// What goes wrong with a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It is closed as soon as it is open.
+    Refuse,
+    /// After so many bytes nothing more comes through.
+    Stall(Way, usize),
+    /// After so many bytes it is closed; a side that is still sending sees a reset.
+    Cut(Way, usize),
+    /// One byte, the one after so many, comes through as another.
+    Flip(Way, usize),
+    /// A request is answered by 503, `SlowDown`, without reaching the server.
+    SlowDown,
+}
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the server.
+    Up,
+    /// To the client.
+    Down,
+}
+
+/// A proxy on a port of its own.
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    server: SocketAddr,
+    /// For the next connections, one each.
+    faults: Mutex<VecDeque<Fault>>,
+    /// Faults that took place.
+    done: Mutex<Vec<Fault>>,
+    stopped: AtomicBool,
+}
+
+impl Proxy {
+    /// Before the server at `endpoint`, `http://ADDRESS:PORT`.
+    pub(crate) fn before(endpoint: &str) -> Self {
+        let server = endpoint.trim_start_matches("http://");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let shared = Arc::new(Shared {
+            server: server.parse().expect("an address"),
+            faults: Mutex::default(),
+            done: Mutex::default(),
+            stopped: AtomicBool::new(false),
+        });
+        thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                for client in listener.incoming() {
+                    if shared.stopped.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    let shared = Arc::clone(&shared);
+                    let fault = lock(&shared.faults).pop_front();
+                    if let Ok(client) = client {
+                        // Whatever goes wrong here is a bad network, too.
+                        thread::spawn(move || shared.connect(client, fault).ok());
+                    }
+                }
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Where clients find it.
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The next `times` connections have `fault`.
+    pub(crate) fn next(&self, times: usize, fault: Fault) {
+        lock(&self.shared.faults).extend(std::iter::repeat_n(fault, times));
+    }
+
+    /// Faults that took place; those that were to come are forgotten.
+    pub(crate) fn take_done(&self) -> Vec<Fault> {
+        lock(&self.shared.faults).clear();
+        std::mem::take(&mut *lock(&self.shared.done))
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        // Wakes the one who listens.
+        drop(TcpStream::connect(self.address));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn connect(self: Arc<Self>, client: TcpStream, fault: Option<Fault>) -> io::Result<()> {
+        match fault {
+            Some(Fault::Refuse) => {
+                lock(&self.done).push(Fault::Refuse);
+                return Ok(());
+            }
+            Some(Fault::SlowDown) => return self.slow_down(client),
+            _ => {}
+        }
+        let server = TcpStream::connect(self.server)?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let up = thread::spawn({
+            let (shared, from, to) = (Arc::clone(&self), client.try_clone()?, server.try_clone()?);
+            move || shared.carry(Way::Up, from, to, fault).ok()
+        });
+        self.carry(Way::Down, server, client, fault).ok();
+        up.join().ok();
+        Ok(())
+    }
+
+    /// Carries bytes one way until an end or a fault.
+    fn carry(
+        &self,
+        way: Way,
+        mut from: TcpStream,
+        mut to: TcpStream,
+        fault: Option<Fault>,
+    ) -> io::Result<()> {
+        let mut buffer = [0; 16 * 1024];
+        let mut carried = 0;
+        loop {
+            let read = from.read(&mut buffer)?;
+            if read == 0 {
+                return to.shutdown(Shutdown::Write);
+            }
+            let bytes = &mut buffer[..read];
+            let reached = |at: usize| {
+                (carried..carried + read)
+                    .contains(&at)
+                    .then(|| at - carried)
+            };
+            match fault {
+                Some(Fault::Flip(on, at)) if on == way => {
+                    if let Some(at) = reached(at) {
+                        bytes[at] ^= 0x20;
+                        lock(&self.done).extend(fault);
+                    }
+                }
+                Some(Fault::Stall(on, at)) if on == way && reached(at).is_some() => {
+                    lock(&self.done).extend(fault);
+                    to.write_all(&bytes[..at - carried])?;
+                    while !self.stopped.load(Ordering::SeqCst) {
+                        thread::sleep(Duration::from_millis(50));
+                    }
+                    return Ok(());
+                }
+                Some(Fault::Cut(on, at)) if on == way && reached(at).is_some() => {
+                    lock(&self.done).extend(fault);
+                    to.write_all(&bytes[..at - carried])?;
+                    to.shutdown(Shutdown::Both)?;
+                    return from.shutdown(Shutdown::Both);
+                }
+                _ => {}
+            }
+            to.write_all(bytes)?;
+            carried += read;
+        }
+    }
+
+    fn slow_down(&self, mut client: TcpStream) -> io::Result<()> {
+        let mut head = Vec::new();
+        let mut byte = [0];
+        while !head.ends_with(b"\r\n\r\n") && client.read(&mut byte)? == 1 {
+            head.push(byte[0]);
+        }
+        let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\
+                    <Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
+        lock(&self.done).push(Fault::SlowDown);
+        write!(
+            client,
+            "HTTP/1.1 503 Slow Down\r\ncontent-type: application/xml\r\ncontent-length: {}\r\n\
+             connection: close\r\n\r\n{body}",
+            body.len()
+        )?;
+        client.shutdown(Shutdown::Write)?;
+        // What the client still sends is taken, or it would see a reset instead of the answer.
+        io::copy(&mut client, &mut io::sink()).map(drop)
+    }
+}

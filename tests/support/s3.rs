@@ -1,0 +1,210 @@
+//! An S3 server in this process, which remembers what it was asked.
+//!
+//! `s3s-fs` checks signatures and checksums and honours conditional writes. It can't hold `x`
+//! beside `x/y`, has no atomic conditions, and keeps an object whose checksum was wrong: tests of
+//! these need other servers.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use casepack::store::{Access, AccessKeys, S3Settings};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use s3s::Body;
+use s3s::auth::SimpleAuth;
+use s3s::service::{S3Service, S3ServiceBuilder};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// The only bucket.
+pub(crate) const BUCKET: &str = "bucket";
+const KEY_ID: &str = "AKTEST";
+const SECRET: &str = "a secret of tests";
+
+/// A server on a port of its own, over a directory that goes away with it.
+pub(crate) struct S3Server {
+    endpoint: String,
+    root: tempfile::TempDir,
+    log: Log,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+type Log = Arc<Mutex<Vec<Request>>>;
+
+/// What the server was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    /// Below the bucket, as it came: percent-encoded.
+    pub(crate) key: String,
+    /// What follows the `?`.
+    pub(crate) query: String,
+    /// The header `Range`.
+    pub(crate) range: Option<String>,
+    /// Bytes of the request's body, as it announced them.
+    pub(crate) sent: u64,
+    /// Bytes of the answer's body, as it announced them.
+    pub(crate) received: u64,
+    pub(crate) status: u16,
+}
+
+impl S3Server {
+    /// Starts one with an empty bucket.
+    pub(crate) fn start() -> Self {
+        let root = tempfile::tempdir().expect("a directory for the server");
+        std::fs::create_dir(root.path().join(BUCKET)).expect("it is ours");
+        let service = {
+            let files = s3s_fs::FileSystem::new(root.path()).expect("the directory is there");
+            let mut builder = S3ServiceBuilder::new(files);
+            builder.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
+            builder.build()
+        };
+        let log = Log::default();
+        let (stop, stopped) = oneshot::channel();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = thread::spawn({
+            let log = Arc::clone(&log);
+            move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("a runtime");
+                runtime.block_on(async {
+                    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+                    tell.send(listener.local_addr().expect("it is bound"))
+                        .expect("somebody waits for it");
+                    tokio::select! {
+                        () = serve(listener, service, log) => {}
+                        _ = stopped => {}
+                    }
+                });
+                runtime.shutdown_background();
+            }
+        });
+        let address = told.recv().expect("the server starts");
+        Self {
+            endpoint: format!("http://{address}"),
+            root,
+            log,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    /// Its URL.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Where the objects of the bucket are as files.
+    pub(crate) fn files(&self) -> PathBuf {
+        self.root.path().join(BUCKET)
+    }
+
+    /// How to reach it.
+    pub(crate) fn settings(&self) -> S3Settings {
+        S3Settings {
+            endpoint: Some(self.endpoint.clone()),
+            region: Some("us-east-1".to_owned()),
+            access: Access::Keys(AccessKeys {
+                id: KEY_ID.to_owned(),
+                secret: SECRET.to_owned(),
+                session: None,
+            }),
+            ..S3Settings::default()
+        }
+    }
+
+    /// What a command needs in its environment to reach it.
+    #[expect(dead_code, reason = "for the commands that use stores")]
+    pub(crate) fn env(&self) -> [(&'static str, String); 5] {
+        [
+            ("AWS_ENDPOINT_URL_S3", self.endpoint.clone()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ACCESS_KEY_ID", KEY_ID.to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", SECRET.to_owned()),
+            ("AWS_EC2_METADATA_DISABLED", "true".to_owned()),
+        ]
+    }
+
+    /// What it was asked since the last call.
+    pub(crate) fn take_requests(&self) -> Vec<Request> {
+        std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // It may have ended already.
+            stop.send(()).ok();
+        }
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, service: S3Service, log: Log) {
+    while let Ok((socket, _)) = listener.accept().await {
+        socket.set_nodelay(true).ok();
+        let (service, log) = (service.clone(), Arc::clone(&log));
+        let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+            let (service, log) = (service.clone(), Arc::clone(&log));
+            async move {
+                let mut seen = see(&request);
+                let answer = service.call(request.map(Body::from)).await;
+                let answer = answer.unwrap_or_else(|error| {
+                    let mut failed = hyper::Response::new(Body::from(format!("{error:?}")));
+                    *failed.status_mut() = hyper::StatusCode::INTERNAL_SERVER_ERROR;
+                    failed
+                });
+                seen.received = length(answer.headers());
+                seen.status = answer.status().as_u16();
+                log.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(seen);
+                Ok::<_, Infallible>(answer)
+            }
+        });
+        tokio::spawn(async move {
+            // A client that goes away is none of our business.
+            auto::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(socket), answer)
+                .await
+                .ok();
+        });
+    }
+}
+
+fn see(request: &hyper::Request<hyper::body::Incoming>) -> Request {
+    let path = request.uri().path().trim_start_matches('/');
+    let header = |name: &str| {
+        let value = request.headers().get(name)?;
+        value.to_str().ok().map(str::to_owned)
+    };
+    Request {
+        method: request.method().to_string(),
+        key: path
+            .strip_prefix(BUCKET)
+            .unwrap_or(path)
+            .trim_start_matches('/')
+            .to_owned(),
+        query: request.uri().query().unwrap_or_default().to_owned(),
+        range: header("range"),
+        sent: length(request.headers()),
+        received: 0,
+        status: 0,
+    }
+}
+
+fn length(headers: &hyper::HeaderMap) -> u64 {
+    let length = headers.get("content-length");
+    length
+        .and_then(|length| length.to_str().ok()?.parse().ok())
+        .unwrap_or(0)
+}
