@@ -1,0 +1,191 @@
+//! Agents that do their worst: the run goes on, the case is reported rightly, nothing stays behind.
+
+use serde_json::Value;
+
+use super::{run, sandboxes};
+use crate::support::{Project, ProjectBuilder};
+
+/// A project whose agent does what the case's prompt says.
+fn project(agent: &str, cases: &[&str], check: &str) -> Project {
+    let mut builder = ProjectBuilder::new()
+        .eval_yaml(&format!(
+            "name: hostile\n\
+             dataset: {{path: cases, schema: prompt}}\n\
+             execution: {{prompt: '{{prompt}}'}}\n\
+             runner: {{type: cli, command: [bash, agent.sh, '{{prompt}}']}}\n\
+             outputs: [{{path: out}}]\n\
+             judges:\n  - name: good\n    check: |\n      {check}\n"
+        ))
+        .file("agent.sh", agent);
+    for case in cases {
+        builder = builder.case(case, |files| {
+            files
+                .input(&format!("prompt: {case}\n"))
+                .annotations("answer: THE-ANSWER\n")
+        });
+    }
+    builder.build()
+}
+
+/// Processes whose command line has `word`.
+fn alive(word: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let has = |line: Vec<u8>| String::from_utf8_lossy(&line).contains(word);
+    processes
+        .filter(|process| std::fs::read(process.path().join("cmdline")).is_ok_and(has))
+        .count()
+}
+
+fn case<'d>(document: &'d Value, id: &str) -> &'d Value {
+    let cases = document["cases"].as_array().unwrap();
+    cases.iter().find(|case| case["id"] == id).unwrap()
+}
+
+#[test]
+fn the_worst_of_agents_end_and_are_judged() {
+    let number = format!("97{}", std::process::id());
+    let agent = format!(
+        "case $1 in\n\
+         bomb) f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec sleep {number}; }}; f 7 & touch out/a;;\n\
+         daemon) touch out/a; setsid nohup sleep {number} >/dev/null 2>&1 < /dev/null & disown;;\n\
+         stubborn) touch out/a; trap '' TERM INT HUP; while :; do sleep {number} & wait; done;;\n\
+         loud) touch out/a; head -c 1000000000 /dev/zero;;\n\
+         gone) rm -rf \"$PWD\"; mkdir -p out 2>/dev/null; true;;\n\
+         fine) touch out/a;;\n\
+         esac\n"
+    );
+    let cases = ["bomb", "daemon", "fine", "gone", "loud", "stubborn"];
+    for sandbox in sandboxes() {
+        let check = "return 'out/a' in outputs['files']";
+        let project = project(&agent, &cases, check);
+        let args = [
+            "--run-id",
+            "r",
+            "--sandbox",
+            sandbox,
+            "--agent-timeout",
+            "20",
+        ];
+        let outcome = run(&project, &args).args(["-j", "2", "--output", "json"]);
+        let document = outcome.run().assert_code(1).json();
+        for id in ["bomb", "daemon", "fine", "loud", "stubborn"] {
+            assert_eq!(
+                case(&document, id)["status"],
+                "passed",
+                "{sandbox} {id}: {document:#}"
+            );
+        }
+        assert_eq!(case(&document, "gone")["status"], "failed");
+        let stubborn = &case(&document, "stubborn")["agent"];
+        assert_eq!(stubborn["timed_out"], true);
+        let loud = &case(&document, "loud")["agent"];
+        let kept = 16 << 20;
+        assert_eq!(loud["output_dropped"], 1_000_000_000_u64 - kept);
+        let log = project
+            .path("runs/r/loud/stdout.txt")
+            .metadata()
+            .unwrap()
+            .len();
+        assert!((kept..kept + 100).contains(&log), "{log}");
+        assert_eq!(alive(&number), 0, "{sandbox}");
+    }
+}
+
+#[test]
+fn a_hundred_thousand_files_are_no_end() {
+    let agent = "python3 - <<'END'\nimport os\nfor number in range(100_000):\n    \
+                 os.close(os.open('out/%d' % number, os.O_CREAT))\nEND\n";
+    let project = project(agent, &["many"], "return 'out/1' in outputs['files']");
+    let outcome = run(&project, &["--run-id", "r", "--output", "json"]).run();
+    let document = outcome.assert_code(0).json();
+    let outputs = &case(&document, "many")["outputs"];
+    assert_eq!(outputs["files"].as_array().unwrap().len(), 10_000);
+    let told = outputs["skipped"].as_array().unwrap();
+    assert!(
+        told[0]["reason"]
+            .as_str()
+            .unwrap()
+            .contains("too many files")
+    );
+}
+
+#[test]
+fn an_agent_finds_no_way_to_what_it_is_judged_by() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let tries = [
+        "cat /tests/*/annotations.yaml",
+        "cat /tests/config.json",
+        "cat ../cases/a/annotations.yaml ../../cases/a/annotations.yaml",
+        "cat ../../../../cases/a/annotations.yaml",
+        "cat @/cases/a/annotations.yaml",
+        "cat @/dist/harbor/a/tests/config.json",
+        "cat @/runs/r/a/tests/config.json",
+        "cat /proc/1/root@/cases/a/annotations.yaml",
+        "cat /proc/self/root@/cases/a/annotations.yaml",
+        "cat /proc/*/root@/cases/a/annotations.yaml",
+        "cat /proc/*/cwd/cases/a/annotations.yaml",
+        "cat /proc/*/environ | tr '\\0' '\\n'",
+        "ln @/cases/a/annotations.yaml out/hard && cat out/hard",
+        "ln -s @/cases/a/annotations.yaml out/soft && cat out/soft",
+        "mount --bind / out && cat out@/cases/a/annotations.yaml",
+        "chroot /proc/1/root cat @/cases/a/annotations.yaml",
+        "unshare -Urm cat @/cases/a/annotations.yaml",
+        "find / -name annotations.yaml -not -path '/proc/*' -exec cat {} +",
+        "cat /dev/sd* /dev/vd* | head -c 1000000",
+    ];
+    // What is found by the same means is noticed.
+    let mut agent = String::from(
+        "exec 2>/dev/null\n(echo THE-ANSWER) | grep -aE 'THE-ANSWER|k-secret' && touch out/control\n",
+    );
+    for one in tries {
+        agent.extend([
+            "(",
+            one,
+            ") | grep -aE 'THE-ANSWER|k-secret' && echo '",
+            &one.replace('\'', ""),
+            "' >> out/found\n",
+        ]);
+    }
+    // One waits for the verifier's time, and one leaves a link where the verifier writes.
+    agent.push_str(
+        "setsid sh -c 'while :; do grep -r THE-ANSWER /tests && touch /workspace/out/late; done' &\n\
+         mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo 1 > /logs/agent/reward.txt\n\
+         touch out/a; true\n",
+    );
+    let project = project(
+        &agent,
+        &["a"],
+        "return (outputs['annotations']['answer'] == 'THE-ANSWER' and 'out/control' in outputs['files'] and 'out/found' not in outputs['files'] and 'out/late' not in outputs['files']), str(outputs['files'])",
+    );
+    let root = project.root().display().to_string();
+    project.write("agent.sh", project.read("agent.sh").replace('@', &root));
+    let outcome = run(
+        &project,
+        &["--sandbox", "bwrap", "--run-id", "r", "--output", "json"],
+    );
+    let outcome = outcome.env("SECRET", "k-secret").run().assert_code(0);
+    assert_eq!(outcome.json()["isolated"], true);
+    assert!(!project.path("runs/r/a/workspace/out/found").exists());
+    assert!(!project.path("runs/r/a/workspace/out/late").exists());
+}
+
+#[test]
+fn the_agent_is_the_user_that_the_package_names() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let agent = "id -u > out/a; echo x > mine; touch /usr/bin/x 2>/dev/null; true\n";
+    let check = "return outputs['files']['out/a'] == '1234\\n'";
+    let project = project(agent, &["a"], check);
+    let args = [
+        "--sandbox",
+        "bwrap",
+        "--run-id",
+        "r",
+        "--agent-user",
+        "1234",
+    ];
+    run(&project, &args).run().assert_code(0);
+}
