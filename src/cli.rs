@@ -9,15 +9,18 @@ mod build;
 mod check;
 mod checks;
 mod completions;
+mod diff;
 mod exit;
 mod explain;
 mod init;
 mod input;
 mod man;
 mod outcome;
+mod plan;
 mod run;
 mod settings;
 mod ui;
+mod verify;
 
 use std::ffi::OsString;
 use std::panic::{self, AssertUnwindSafe};
@@ -89,8 +92,11 @@ fn dispatch(args: &[OsString]) -> Exit {
     let outcome = match &command_line.verb {
         Verb::Init(args) => init::run(args, &context),
         Verb::Check(args) => check::run(args, &context),
+        Verb::Plan(args) => plan::run(args, &context),
         Verb::Build(args) => build::run(args, &context),
         Verb::Run(args) => run::run(args, &context),
+        Verb::Verify(args) => verify::run(args, &context),
+        Verb::Diff(args) => diff::run(args, &context),
         Verb::Explain(args) => explain::run(args, &context),
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),
@@ -162,8 +168,11 @@ impl Verb {
         match self {
             Self::Init(_) => "init",
             Self::Check(_) => "check",
+            Self::Plan(_) => "plan",
             Self::Build(_) => "build",
             Self::Run(_) => "run",
+            Self::Verify(_) => "verify",
+            Self::Diff(_) => "diff",
             Self::Explain(_) => "explain",
             Self::Completions(_) => "completions",
             Self::Man(_) => "man",

@@ -5,12 +5,16 @@
 //! Invariant: a finding about several cases is told once, with all their ids (policy 9).
 
 mod rules;
+mod told;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 pub use self::rules::{Rule, RuleInfo};
+pub use self::told::Told;
 use crate::path::CaseId;
 
 /// How bad it is.
@@ -40,17 +44,38 @@ impl Severity {
 pub struct Source {
     /// The file's name as the user would write it (relative to the project root where it can be).
     pub name: String,
-    /// All of its text.
+    /// All of its text, or whole lines of it.
     pub text: String,
+    /// What comes before `text` in the file: nothing, unless it is an excerpt.
+    pub before: Before,
+}
+
+/// How much of a file comes before an excerpt of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Before {
+    /// Whole lines.
+    pub lines: usize,
+    /// Their bytes.
+    pub bytes: usize,
 }
 
 impl Source {
-    /// The 1-based line and column (in characters) of byte `offset`.
+    /// The whole text of a file.
+    pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            text: text.into(),
+            before: Before::default(),
+        }
+    }
+
+    /// The 1-based line and column (in characters) of byte `offset` of `text`.
     pub fn position(&self, offset: usize) -> (usize, usize) {
         let offset = self.text.floor_char_boundary(offset.min(self.text.len()));
         let before = &self.text[..offset];
         let line = before.rfind('\n').map_or(0, |newline| newline + 1);
-        (newlines(before) + 1, before[line..].chars().count() + 1)
+        let lines = self.before.lines + newlines(before);
+        (lines + 1, before[line..].chars().count() + 1)
     }
 }
 
@@ -226,6 +251,11 @@ impl Diagnostics {
         }
     }
 
+    /// What the user made of the rules.
+    pub fn levels(&self) -> &Levels {
+        &self.levels
+    }
+
     /// Whether the user allowed `rule`, so that what it forbids is done.
     pub fn allows(&self, rule: Rule) -> bool {
         self.levels.allow.contains(&rule) && rule.may_be_allowed()
@@ -247,10 +277,12 @@ impl Diagnostics {
             diagnostic.file.clone(),
             diagnostic.field.clone(),
             diagnostic.entry.clone(),
-            diagnostic
-                .place
-                .as_ref()
-                .map(|at| (at.source.name.clone(), at.range.start)),
+            diagnostic.place.as_ref().map(|at| {
+                (
+                    at.source.name.clone(),
+                    at.source.before.bytes + at.range.start,
+                )
+            }),
         );
         if let Some(&at) = self.index.get(&key) {
             self.items[at].cases.append(&mut diagnostic.cases);

@@ -90,6 +90,17 @@ impl fmt::Display for TreeId {
     }
 }
 
+/// The identity of one action of a build: of all that an output is made from, and nothing else.
+/// Two actions with one key give the same output (see `plan`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ActionKey(pub Digest);
+
+impl fmt::Display for ActionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Computes a digest from pieces.
 #[derive(Clone, Default)]
 pub struct Hasher(Sha256);

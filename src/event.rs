@@ -88,6 +88,8 @@ pub enum Stage {
     Check,
     /// Compiling packages.
     Build,
+    /// Reading outputs.
+    Verify,
     /// Running cases.
     Run,
     /// Sending a release to a store.

@@ -6,91 +6,40 @@
 //! (only what the record says and what is unchanged is replaced or removed), reproducible (results
 //! are put in the order of case ids, whatever the threads do).
 
+mod cases;
+mod compare;
 pub(crate) mod fingerprint;
+mod inventory;
 mod output;
+mod record;
+mod select;
+mod settings;
 mod state;
+mod steps;
+mod verify;
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::{fs, io};
 
-use globset::{Glob, GlobSet, GlobSetBuilder};
-use rayon::prelude::*;
-
-use self::fingerprint::{Look, look};
-use self::output::{Output, Placed};
-use crate::assemble::{self, Common, Views};
-use crate::dataset::{self, Case, Coverage, Dataset, Mode};
-use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
+pub use self::cases::Crew;
+use self::cases::{Build, Done, Sink, Todo};
+pub use self::compare::{Changed, Comparison, FileChange, Side, diff};
+use self::output::{Access, Output, Placed};
+pub use self::select::Select;
+use self::settings::Settings;
+pub use self::steps::{Action, Moved, Step};
+pub use self::verify::{Change, Difference, Verified, verify};
+use crate::assemble;
+use crate::dataset::{self, Dataset, Mode};
+use crate::diag::{Diagnostics, Told};
 use crate::digest::Digest;
-use crate::event::{Event, Observer, Stage};
+use crate::event::{Observer, Stage};
 use crate::path::{CaseId, TreePath};
-use crate::target::{Target, evalhub, harbor};
-use crate::tree::Tree;
+use crate::target::{Target, harbor};
 use crate::yaml::Yaml;
-
-/// Which cases: those whose id matches one of the globs; all without globs.
-#[derive(Debug, Clone, Default)]
-pub struct Select {
-    globs: Option<GlobSet>,
-    /// `(i, n)`: part `i` of `n`, counted from 1.
-    shard: Option<(u64, u64)>,
-}
-
-impl Select {
-    /// The cases that match one of `globs` (`*`, `?`, `[…]`, `{a,b}`); every case when there is none.
-    ///
-    /// # Errors
-    /// The first glob that is none, and why.
-    pub fn new(globs: &[String]) -> Result<Self, (String, String)> {
-        if globs.is_empty() {
-            return Ok(Self::default());
-        }
-        let mut set = GlobSetBuilder::new();
-        for glob in globs {
-            set.add(Glob::new(glob).map_err(|error| (glob.clone(), error.kind().to_string()))?);
-        }
-        let set = set
-            .build()
-            .map_err(|error| (globs.join(" "), error.to_string()))?;
-        Ok(Self {
-            globs: Some(set),
-            shard: None,
-        })
-    }
-
-    /// Only part `index` (from 1) of `count`: a stable share by the digest of the case id, so that
-    /// a case stays in its part when others come and go.
-    #[must_use]
-    pub fn shard(mut self, index: u64, count: u64) -> Self {
-        self.shard = Some((index, count.max(1)));
-        self
-    }
-
-    /// Whether it is every case.
-    pub fn is_all(&self) -> bool {
-        self.globs.is_none() && self.shard.is_none()
-    }
-
-    /// Whether `case` is one of them.
-    pub fn has(&self, case: &CaseId) -> bool {
-        let in_shard = self.shard.is_none_or(|(index, count)| {
-            let digest = Digest::of(case.as_str().as_bytes());
-            let head = digest
-                .as_bytes()
-                .iter()
-                .take(8)
-                .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-            head % count == index - 1
-        });
-        in_shard
-            && self
-                .globs
-                .as_ref()
-                .is_none_or(|globs| globs.is_match(case.as_str()))
-    }
-}
 
 /// What is to be built.
 pub struct Request<'a> {
@@ -106,6 +55,8 @@ pub struct Request<'a> {
     pub select: &'a Select,
     /// Options of the Harbor target.
     pub harbor: &'a harbor::Options,
+    /// What is not taken on trust.
+    pub doubt: Doubt,
     /// Whether outputs that casepack did not write, or that were changed since, are replaced.
     pub force: bool,
     /// Looks at the dataset once more before anything is read for an output; not asked when there
@@ -115,11 +66,29 @@ pub struct Request<'a> {
     pub stop: &'a AtomicBool,
 }
 
+impl Request<'_> {
+    fn selected(&self) -> Vec<&CaseId> {
+        let cases = self.dataset.cases.iter();
+        cases.filter(|id| self.select.has(id)).collect()
+    }
+}
+
+/// What is not taken on trust, though the file system's metadata would vouch for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Doubt {
+    /// Every case is read, whatever it looks like.
+    pub inputs: bool,
+    /// Every output is read and hashed, whatever it looks like.
+    pub outputs: bool,
+}
+
 /// What was done. Every list is sorted by case id.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// Cases of which at least one output was written.
-    pub built: Vec<CaseId>,
+    /// Cases that had no output.
+    pub new: Vec<CaseId>,
+    /// Cases of which at least one output was replaced.
+    pub changed: Vec<CaseId>,
     /// Cases whose outputs were there already.
     pub unchanged: Vec<CaseId>,
     /// Outputs of cases that are gone: `harbor/case-007`.
@@ -138,6 +107,23 @@ pub struct Summary {
     pub packages: Vec<(CaseId, PathBuf)>,
 }
 
+impl Summary {
+    fn count(&mut self, placed: &Placed) {
+        let stats = placed.stats();
+        self.files += stats.files;
+        self.bytes += stats.bytes;
+    }
+}
+
+/// What would be done, and why.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// One for each output, sorted by case id and target; those of cases that are gone at the end.
+    pub steps: Vec<Step>,
+    /// Whether it was stopped from outside: some cases are missing.
+    pub interrupted: bool,
+}
+
 /// A failure that is not the dataset's: the output directory can't be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing} {path}", path = path.display())]
@@ -150,41 +136,6 @@ pub struct Error {
     #[source]
     pub source: io::Error,
 }
-
-/// One case, built or not.
-#[derive(Default)]
-struct Done {
-    diags: Diagnostics,
-    placed: Vec<Placed>,
-    package: Option<Package>,
-    coverage: Option<Coverage>,
-    /// In batch mode: the case's part of the one `batch.yaml`.
-    input: Option<Yaml>,
-    failed: bool,
-    error: Option<Error>,
-    skipped: bool,
-}
-
-/// A Harbor package that is in place.
-struct Package {
-    place: TreePath,
-    name: String,
-    digest: Digest,
-}
-
-/// Everything that the cases of one build share.
-struct Build<'a> {
-    dataset: &'a Dataset,
-    common: Common<'a>,
-    harbor: Option<(harbor::Prepared, &'a harbor::Options)>,
-    outputs: Vec<(Target, Option<Output>)>,
-    force: bool,
-    /// The file system's time before anything was read.
-    now_ns: i128,
-}
-
-/// A case that is to be done, and what its directory looked like.
-type Todo<'a> = (&'a CaseId, Option<Look>);
 
 /// Reads and assembles every selected case and makes its Harbor package, without writing anything.
 pub fn check(
@@ -205,8 +156,10 @@ pub fn check(
         dataset,
         common,
         harbor: prepared.map(|prepared| (prepared, options)),
-        outputs: vec![(Target::Harbor, None)],
+        sinks: vec![Sink::new(Target::Harbor, None, Settings::default())],
+        take: None,
         force: false,
+        explain: false,
         now_ns: 0,
     };
     let todo: Vec<Todo<'_>> = dataset
@@ -220,7 +173,8 @@ pub fn check(
         stop,
         observer,
     };
-    let all = run(&build, Stage::Check, todo, &crew, diags);
+    let mut all = cases::run(&build, Stage::Check, todo, &crew, &diags.fork());
+    cases::tell(dataset, &mut all, diags);
     for (id, done) in all {
         if done.skipped {
             summary.interrupted = true;
@@ -238,7 +192,8 @@ pub fn check(
 ///
 /// Incremental: a case whose directory and outputs look as they did when its outputs were made is
 /// not read, as long as everything else is the same too; when that holds for all cases, no file of
-/// the dataset but its config is opened and nothing is written.
+/// the dataset but its config is opened and nothing is written. What was found about such a case is
+/// told again.
 ///
 /// # Errors
 /// When the output directory can't be used; what is in place by then stays.
@@ -247,88 +202,224 @@ pub fn build(
     observer: &dyn Observer,
     diags: &mut Diagnostics,
 ) -> Result<Summary, Error> {
-    let dataset = request.dataset;
-    let mut summary = Summary::default();
-    let selected: Vec<&CaseId> = dataset
-        .cases
-        .iter()
-        .filter(|id| request.select.has(id))
-        .collect();
-    refuse_case(dataset, request.out)?;
+    refuse_case(request.dataset, request.out)?;
     let out = output::create(request.out)?;
     let lock = output::lock(&out, observer)?;
+    match work(request, &out, Access::Write, observer, diags)? {
+        Some(worked) => finish(request, &out, worked, &lock, diags),
+        None => Ok(Summary {
+            failed: request.selected().into_iter().cloned().collect(),
+            ..Summary::default()
+        }),
+    }
+}
+
+/// What [`build`] would do for the same request, and why. Writes nothing.
+///
+/// # Errors
+/// When the output directory can't be read.
+pub fn plan(
+    request: &Request<'_>,
+    observer: &dyn Observer,
+    diags: &mut Diagnostics,
+) -> Result<Plan, Error> {
+    refuse_case(request.dataset, request.out)?;
+    // Where a link stands in its place, building says so.
+    let out = request
+        .out
+        .canonicalize()
+        .unwrap_or_else(|_| request.out.to_owned());
+    let lock = output::lock_to_look(&out, observer);
+    let mut plan = Plan::default();
+    let Some(worked) = work(request, &out, Access::Look, observer, diags)? else {
+        return Ok(plan);
+    };
+    drop(lock);
+    for (id, done) in worked.all {
+        if done.skipped {
+            plan.interrupted = true;
+        } else if done.failed && done.steps.is_empty() {
+            for sink in &worked.sinks {
+                plan.steps
+                    .push(Step::bare(&id, sink.target, id.as_str(), Action::Failed));
+            }
+        } else if done.steps.is_empty() {
+            for (sink, place) in worked.sinks.iter().zip(done.places) {
+                plan.steps.push(Step::bare(
+                    &id,
+                    sink.target,
+                    place.as_str(),
+                    Action::Unchanged,
+                ));
+            }
+        } else {
+            plan.steps.extend(done.steps);
+        }
+    }
+    for sink in &worked.sinks {
+        let Some(output) = &sink.output else { continue };
+        for (place, case, ours) in output.gone(request.dataset) {
+            let action = if ours { Action::Removed } else { Action::Kept };
+            if let Ok(case) = CaseId::new(&case) {
+                plan.steps
+                    .push(Step::bare(&case, sink.target, &place, action));
+            }
+        }
+    }
+    Ok(plan)
+}
+
+/// The cases of a build or plan, worked on.
+struct Worked {
+    sinks: Vec<Sink>,
+    all: Vec<(CaseId, Done)>,
+    /// What vouches for everything but the cases' own files.
+    state: Option<String>,
+    /// What was found about the dataset as a whole, to be told again.
+    told: Vec<Told>,
+    /// Whether a case was read.
+    reads: bool,
+    /// What the one workspace of a batch became.
+    batch: Option<Placed>,
+}
+
+/// Does what build and plan have in common. `None` when an error keeps every case from being made.
+fn work(
+    request: &Request<'_>,
+    out: &Path,
+    access: Access,
+    observer: &dyn Observer,
+    diags: &mut Diagnostics,
+) -> Result<Option<Worked>, Error> {
+    let dataset = request.dataset;
+    let selected = request.selected();
     let mut harbor = None;
     if request.targets.contains(&Target::Harbor) {
         let Some(prepared) = harbor::prepare(dataset, request.harbor, diags) else {
-            summary.failed = selected.into_iter().cloned().collect();
-            return Ok(summary);
+            return Ok(None);
         };
         harbor = Some((prepared, request.harbor));
     }
-    let mut outputs = Vec::new();
+    let mut sinks = Vec::new();
     for &target in request.targets {
-        outputs.push((target, Some(Output::open(&out, target.name(), diags)?)));
+        let output = Output::open(out, target.name(), access, request.doubt, diags)?;
+        sinks.push(Sink::new(target, Some(output), Settings::default()));
     }
     let crew = Crew {
         jobs: request.jobs,
         stop: request.stop,
         observer,
     };
-    let state = state::of(dataset, request.harbor);
-    let state_hex = state.as_ref().map(|state| state.fingerprint.hex());
-    let (current, todo) = look_at_all(
+    let look = state::of(dataset, request.harbor, diags.levels());
+    let state = look.as_ref().map(|look| look.fingerprint.hex());
+    let told = state
+        .as_deref()
+        .filter(|_| !request.doubt.inputs)
+        .and_then(|state| sinks.first()?.output.as_ref()?.told(state));
+    let empty = diags.fork();
+    let (mut all, todo) = cases::look_at_all(
         dataset,
         &selected,
-        &outputs,
+        &sinks,
         harbor.as_ref(),
-        state_hex.as_deref(),
+        state.as_deref().filter(|_| told.is_some()),
+        &empty,
         &crew,
     );
-
-    let mut all: Vec<(CaseId, Done)> = current;
-    let mut clean = true;
-    let reads = !todo.is_empty();
-    let mut inputs = Vec::new();
-    if reads {
-        // After the looks, before anything is read: what changes from now on carries a later time.
-        let now_ns = output::now_ns(&out)?;
-        (request.vet)(diags);
-        if diags.has_errors() {
-            summary.failed = selected.into_iter().cloned().collect();
-            return Ok(summary);
+    if todo.is_empty() {
+        for finding in told.into_iter().flatten() {
+            diags.push(finding);
         }
-        let before = diags.len();
-        let Some(common) = assemble::prepare(dataset, std::slice::from_ref(&out), diags) else {
-            summary.failed = selected.into_iter().cloned().collect();
-            return Ok(summary);
-        };
-        let quiet = diags.len() == before;
-        clean = quiet && state.is_some_and(|state| state.settled(now_ns));
-        let build = Build {
-            dataset,
-            common,
-            harbor,
-            outputs,
-            force: request.force,
-            now_ns,
-        };
-        all.extend(run(&build, Stage::Build, todo, &crew, diags));
-        all.sort_by(|a, b| a.0.cmp(&b.0));
-        for (_, done) in &mut all {
-            inputs.extend(done.input.take());
-        }
-        // Without one of its cases a batch would be another one: the earlier one stays.
-        let complete = !all.iter().any(|(_, done)| done.skipped || done.failed);
-        if dataset.mode == Mode::Batch && complete {
-            batch(&build, &inputs, request.force, diags, &mut summary)?;
-        }
-        outputs = build.outputs;
+        cases::tell(dataset, &mut all, diags);
+        return Ok(Some(Worked {
+            sinks,
+            all,
+            state,
+            told: Vec::new(),
+            reads: false,
+            batch: None,
+        }));
     }
+
+    // After the looks, before anything is read: what changes from now on carries a later time.
+    let now_ns = match access {
+        Access::Write => output::now_ns(out)?,
+        Access::Look => i128::MAX,
+    };
+    let mut found = diags.fork();
+    (request.vet)(&mut found);
+    let outputs = [out.to_owned()];
+    let common = if found.has_errors() {
+        None
+    } else {
+        assemble::prepare(dataset, &outputs, &mut found)
+    };
+    let told: Option<Vec<Told>> = found.iter().map(Told::of).collect();
+    diags.append(found);
+    let Some(common) = common else {
+        return Ok(None);
+    };
+    for sink in &mut sinks {
+        sink.describe(Settings::of(sink.target, dataset, request.harbor));
+        if access == Access::Write
+            && let Some(output) = &mut sink.output
+        {
+            output.write_down(sink.settings.clone(), todo.len() >= output.len())?;
+        }
+    }
+    let build = Build {
+        dataset,
+        common,
+        harbor,
+        sinks,
+        take: None,
+        force: request.force,
+        explain: access == Access::Look,
+        now_ns,
+    };
+    all.extend(cases::run(&build, Stage::Build, todo, &crew, &empty));
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    cases::tell(dataset, &mut all, diags);
+    let mut inputs = Vec::new();
+    for (_, done) in &mut all {
+        inputs.extend(done.input.take());
+    }
+    // Without one of its cases a batch would be another one: the earlier one stays.
+    let complete = !all.iter().any(|(_, done)| done.skipped || done.failed);
+    let mut batch = None;
+    if dataset.mode == Mode::Batch && complete {
+        batch = place_batch(&build, &inputs, diags)?;
+    }
+    let settled = look.is_some_and(|look| look.settled(now_ns));
+    Ok(Some(Worked {
+        sinks: build.sinks,
+        all,
+        state: state.filter(|_| settled && told.is_some()),
+        told: told.unwrap_or_default(),
+        reads: true,
+        batch,
+    }))
+}
+
+/// Brings the outputs as a whole up to date: what lists them, what is gone, the record.
+fn finish(
+    request: &Request<'_>,
+    out: &Path,
+    worked: Worked,
+    _lock: &File,
+    diags: &mut Diagnostics,
+) -> Result<Summary, Error> {
+    let dataset = request.dataset;
+    let Worked { sinks, mut all, .. } = worked;
     if let Some(error) = all.iter_mut().find_map(|(_, done)| done.error.take()) {
         return Err(error);
     }
+    let mut summary = Summary::default();
     let mut tasks = Vec::new();
     let mut made = BTreeSet::new();
+    if let Some(placed) = &worked.batch {
+        summary.count(placed);
+    }
     for (id, done) in &all {
         if done.skipped {
             summary.interrupted = true;
@@ -339,34 +430,34 @@ pub fn build(
             continue;
         }
         made.insert(id.as_str());
-        let written = done
-            .placed
-            .iter()
-            .any(|placed| matches!(placed, Placed::Written(_)));
-        for stats in done.placed.iter().map(Placed::stats) {
-            summary.files += stats.files;
-            summary.bytes += stats.bytes;
+        for placed in &done.placed {
+            summary.count(placed);
         }
         if let Some(package) = &done.package {
             let dir = out.join(Target::Harbor.name()).join(package.place.as_str());
             summary.packages.push((id.clone(), dir));
             tasks.push((id.clone(), package.name.clone(), package.digest));
         }
-        if written {
-            summary.built.push(id.clone());
+        let has = |what: fn(&Placed) -> bool| done.placed.iter().any(what);
+        if has(|placed| matches!(placed, Placed::Changed(_))) {
+            summary.changed.push(id.clone());
+        } else if has(|placed| matches!(placed, Placed::New(_))) {
+            summary.new.push(id.clone());
         } else {
             summary.unchanged.push(id.clone());
         }
     }
-    for (target, output) in outputs {
-        let Some(mut output) = output else { continue };
-        if target == Target::Harbor {
+    for sink in sinks {
+        let Some(mut output) = sink.output else {
+            continue;
+        };
+        if sink.target == Target::Harbor {
             output.record_tasks(&tasks);
             let name = harbor::dataset_name(dataset, request.harbor);
             let text = harbor::dataset_toml(&name, &dataset.description, &output.tasks(dataset));
             output.write("dataset.toml", text.as_bytes())?;
         }
-        if target == Target::EvalHub {
+        if sink.target == Target::EvalHub {
             let config = &dataset.sources.config;
             let text = fs::read(config).map_err(|source| Error {
                 doing: "can not read",
@@ -379,11 +470,11 @@ pub fn build(
             let gone = output.remove_gone(dataset, diags)?;
             summary.removed.extend(
                 gone.into_iter()
-                    .map(|name| format!("{}/{name}", target.name())),
+                    .map(|name| format!("{}/{name}", sink.target.name())),
             );
         }
-        if reads {
-            output.set_state(state_hex.as_deref().filter(|_| clean), &made);
+        if worked.reads {
+            output.set_state(worked.state.as_deref(), worked.told.clone(), &made);
         }
         if summary.failed.is_empty() && !summary.interrupted && request.select.is_all() {
             summary.dataset_digest = summary
@@ -392,7 +483,6 @@ pub fn build(
         }
         output.finish()?;
     }
-    drop(lock);
     Ok(summary)
 }
 
@@ -423,332 +513,29 @@ fn refuse_case(dataset: &Dataset, out: &Path) -> Result<(), Error> {
     })
 }
 
-/// More threads than this only cost; a large `-j` means "as many as make sense".
-const MAX_THREADS: usize = 256;
-
-/// How the cases are worked on.
-struct Crew<'a> {
-    jobs: usize,
-    stop: &'a AtomicBool,
-    observer: &'a dyn Observer,
-}
-
-impl Crew<'_> {
-    /// `work` for every item, in parallel; the results in the order of the items.
-    fn map<T: Sync, R: Send>(&self, items: &[T], work: impl Fn(&T) -> R + Sync + Send) -> Vec<R> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(self.jobs.clamp(1, MAX_THREADS).min(items.len().max(1)))
-            .build();
-        match pool {
-            Ok(pool) => pool.install(|| items.par_iter().map(&work).collect()),
-            // No threads to be had: do it here.
-            Err(_) => items.iter().map(&work).collect(),
-        }
-    }
-}
-
-/// Which cases are current, and which are to be done.
-fn look_at_all<'a>(
-    dataset: &Dataset,
-    selected: &[&'a CaseId],
-    outputs: &[(Target, Option<Output>)],
-    harbor: Option<&(harbor::Prepared, &harbor::Options)>,
-    state: Option<&str>,
-    crew: &Crew<'_>,
-) -> (Vec<(CaseId, Done)>, Vec<Todo<'a>>) {
-    let sources = &dataset.sources;
-    let root = sources.roots.get(sources.dataset_root);
-    let looks = crew.map(selected, |id| {
-        let inputs = look(root?, Some(&id.to_path()))
-            .ok()
-            .filter(|look| !look.odd)?;
-        let fingerprint = inputs.fingerprint.hex();
-        let mut package = None;
-        let current = state.is_some_and(|state| {
-            outputs.iter().all(|(target, output)| {
-                let Some(output) = output else { return false };
-                let place = match target {
-                    Target::Harbor => harbor
-                        .and_then(|(prepared, _)| prepared.name(id))
-                        .map(harbor::SafeName::to_path),
-                    Target::Workspace if dataset.mode == Mode::Batch => None,
-                    Target::Workspace => Some(id.to_path()),
-                    Target::EvalHub => evalhub_place(id),
-                };
-                let Some(place) = place else { return false };
-                if *target == Target::Harbor {
-                    let Some((name, digest)) = output.task(&place) else {
-                        return false;
-                    };
-                    package = Some(Package {
-                        place: place.clone(),
-                        name,
-                        digest,
-                    });
-                }
-                output.is_current(&place, state, &fingerprint)
-            })
-        });
-        Some((inputs, current.then_some(package)))
-    });
-    let mut current = Vec::new();
-    let mut todo = Vec::new();
-    for (id, look) in selected.iter().zip(looks) {
-        match look {
-            Some((_, Some(package))) => {
-                crew.observer.on(Event::CaseBuilt {
-                    case: id,
-                    files: 0,
-                    bytes: 0,
-                });
-                current.push((
-                    (*id).clone(),
-                    Done {
-                        package,
-                        ..Done::default()
-                    },
-                ));
-            }
-            Some((look, None)) => todo.push((*id, Some(look))),
-            None => todo.push((*id, None)),
-        }
-    }
-    (current, todo)
-}
-
-/// `cases/<id>`, where EvalHub's adapters look.
-fn evalhub_place(id: &CaseId) -> Option<TreePath> {
-    Some(TreePath::new("cases").ok()?.join(&id.to_path()))
-}
-
-/// Does every case of `todo`, in parallel; the results in the order of case ids. Diagnostics are
-/// added in that order too.
-fn run(
-    build: &Build<'_>,
-    stage: Stage,
-    todo: Vec<Todo<'_>>,
-    crew: &Crew<'_>,
-    diags: &mut Diagnostics,
-) -> Vec<(CaseId, Done)> {
-    let observer = crew.observer;
-    observer.on(Event::StageStarted {
-        stage,
-        total: todo.len(),
-    });
-    let empty = diags.fork();
-    let mut all = crew.map(&todo, |(id, look)| {
-        if crew.stop.load(Ordering::Relaxed) {
-            return Done {
-                skipped: true,
-                ..Done::default()
-            };
-        }
-        let mut done = Done {
-            diags: empty.fork(),
-            ..Done::default()
-        };
-        build.case(id, look.as_ref(), &mut done);
-        done.failed |= done.error.is_some();
-        if done.failed {
-            observer.on(Event::CaseFailed { case: id });
-        } else if stage == Stage::Check {
-            observer.on(Event::CaseChecked { case: id });
-        } else {
-            let (files, bytes) = done.placed.iter().fold((0, 0), |(files, bytes), placed| {
-                let stats = placed.stats();
-                (files + stats.files, bytes + stats.bytes)
-            });
-            observer.on(Event::CaseBuilt {
-                case: id,
-                files,
-                bytes,
-            });
-        }
-        done
-    });
-    let mut coverage = Coverage::new(build.dataset);
-    for done in &mut all {
-        diags.append(std::mem::take(&mut done.diags));
-        if let Some(seen) = done.coverage.take() {
-            coverage.merge(seen);
-        }
-    }
-    // Only all cases together can say that a branch of a judge is never taken.
-    let complete = todo.len() == build.dataset.cases.len();
-    if complete && !all.iter().any(|done| done.skipped || done.failed) {
-        coverage.finish(build.dataset, diags);
-    }
-    observer.on(Event::StageFinished { stage });
-    todo.into_iter()
-        .map(|(id, _)| id.clone())
-        .zip(all)
-        .collect()
-}
-
-impl Build<'_> {
-    /// Reads, assembles and places one case.
-    fn case(&self, id: &CaseId, look: Option<&Look>, done: &mut Done) {
-        let Some((case, views)) = self.read(id, done) else {
-            done.failed = true;
-            return;
-        };
-        let ids = (views.workspace.id(), views.evaluation.id());
-        let mut coverage = Coverage::new(self.dataset);
-        coverage.observe(&case);
-        done.coverage = Some(coverage);
-        let mut trees: Vec<(usize, TreePath, Tree)> = Vec::new();
-        for (at, (target, _)) in self.outputs.iter().enumerate() {
-            match target {
-                Target::Harbor => {
-                    let Some((prepared, options)) = &self.harbor else {
-                        continue;
-                    };
-                    let package = harbor::package(
-                        self.dataset,
-                        &case,
-                        &views,
-                        options,
-                        prepared,
-                        &mut done.diags,
-                    );
-                    let Some(package) = package else {
-                        done.failed = true;
-                        return;
-                    };
-                    match harbor::digest(&package.tree) {
-                        Ok(digest) => {
-                            let place = package.name.to_path();
-                            let name = package.task_name;
-                            done.package = Some(Package {
-                                place: place.clone(),
-                                name,
-                                digest,
-                            });
-                            trees.push((at, place, package.tree));
-                        }
-                        Err(error) => {
-                            done.diags.push(
-                                Diagnostic::new(
-                                    Rule::PackageInvalid,
-                                    format!("Harbor can not digest the package: {error}."),
-                                )
-                                .help("Mend the ignore file that the message names.")
-                                .case(id),
-                            );
-                            done.failed = true;
-                            return;
-                        }
-                    }
-                }
-                Target::Workspace if self.dataset.mode == Mode::Batch => {}
-                Target::Workspace => trees.push((at, id.to_path(), views.workspace.clone())),
-                Target::EvalHub => {
-                    if let Some(place) = evalhub_place(id) {
-                        let tree = evalhub::case(id, &views, &mut done.diags);
-                        trees.push((at, place, tree));
-                    }
-                }
-            }
-        }
-        if self.dataset.mode == Mode::Batch {
-            done.input = Some(case.input);
-        }
-        for (at, place, tree) in trees {
-            let Some((_, Some(output))) = self.outputs.get(at) else {
-                continue;
-            };
-            match output.place(&place, id, &tree, self.force) {
-                Ok(Placed::NotOurs) => {
-                    done.diags.push(
-                        Diagnostic::new(
-                            Rule::OutputNotOurs,
-                            format!(
-                                "{} was not written by casepack, or was changed since; it is left \
-                                 as it is.",
-                                output.shown(&place)
-                            ),
-                        )
-                        .help(
-                            "Move it away, build into another directory with -o, or replace it \
-                             with --force.",
-                        )
-                        .case(id),
-                    );
-                    done.failed = true;
-                }
-                Ok(Placed::SourceFailed(name, why)) => {
-                    done.diags.push(
-                        Diagnostic::new(
-                            Rule::FileChanged,
-                            format!("The source of '{name}' can not be used: {why}."),
-                        )
-                        .help("Run the command again when nothing else writes there.")
-                        .case(id),
-                    );
-                    done.failed = true;
-                }
-                Ok(placed) => {
-                    // A case that has something to be told is read on every build.
-                    let settled = look.filter(|look| look.settled(self.now_ns));
-                    let vouched = settled.filter(|_| done.diags.is_empty());
-                    let inputs = vouched.map(|look| look.fingerprint.hex());
-                    output.vouch(&place, inputs.as_deref(), ids);
-                    done.placed.push(placed);
-                }
-                Err(error) => {
-                    done.error = Some(error);
-                    return;
-                }
-            }
-        }
-    }
-
-    fn read(&self, id: &CaseId, done: &mut Done) -> Option<(Case, Views)> {
-        let diags = &mut done.diags;
-        let case = self.dataset.read_case(id, diags);
-        let case = case.filter(|_| diags.count(Severity::Error) == 0)?;
-        let views = assemble::case(self.dataset, &self.common, &case, diags)?;
-        Some((case, views))
-    }
-}
-
 /// `dist/workspace/_batch`: the one workspace that all cases share.
-fn batch(
+fn place_batch(
     build: &Build<'_>,
     inputs: &[Yaml],
-    force: bool,
     diags: &mut Diagnostics,
-    summary: &mut Summary,
-) -> Result<(), Error> {
-    let tree = assemble::batch(
-        build.dataset,
-        &build.common,
-        dataset::batch_yaml(inputs).into_bytes(),
-    );
+) -> Result<Option<Placed>, Error> {
     let (Ok(name), Ok(id)) = (TreePath::new("_batch"), CaseId::new("_batch")) else {
-        return Ok(());
+        return Ok(None);
     };
-    for (target, output) in &build.outputs {
-        let Some(output) = output.as_ref().filter(|_| *target == Target::Workspace) else {
-            continue;
-        };
-        match output.place(&name, &id, &tree, force)? {
-            Placed::Written(stats) => {
-                summary.files += stats.files;
-                summary.bytes += stats.bytes;
-            }
-            Placed::NotOurs => diags.push(
-                Diagnostic::new(
-                    Rule::OutputNotOurs,
-                    format!(
-                        "{} was changed since casepack wrote it.",
-                        output.shown(&name)
-                    ),
-                )
-                .help("Move it away, or replace it with --force."),
-            ),
-            Placed::SourceFailed(..) | Placed::Unchanged => {}
-        }
+    let workspace = |sink: &&Sink| sink.target == Target::Workspace;
+    let Some(output) = build
+        .sinks
+        .iter()
+        .find(workspace)
+        .and_then(|sink| sink.output.as_ref())
+    else {
+        return Ok(None);
+    };
+    let text = dataset::batch_yaml(inputs).into_bytes();
+    let tree = assemble::batch(build.dataset, &build.common, text);
+    let placed = output.place(&name, &id, &tree, &tree.id(), build.force)?;
+    if matches!(placed, Placed::NotOurs) {
+        diags.push(cases::not_ours(output, &name));
     }
-    Ok(())
+    Ok(Some(placed))
 }

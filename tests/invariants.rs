@@ -361,7 +361,7 @@ fn owns_what_it_wrote() {
             .contains("case-001")
     );
     // A damaged record is told, not trusted.
-    project.write("dist/.casepack/harbor.json", "{\"schema\": \"casepack.rec");
+    project.write("dist/.casepack/harbor.record", "casepack.record.v2 0");
     let outcome = project
         .casepack(["build", "--output", "json"])
         .assert_code(0);

@@ -47,10 +47,16 @@ pub(crate) enum Verb {
     Init(Init),
     /// Load and validate everything, write nothing
     Check(Check),
+    /// Say what a build would do, and why
+    Plan(Plan),
     /// Compile the dataset for its targets
     Build(Build),
     /// Run every case on this machine and judge it
     Run(Run),
+    /// Read what was built and compare it with what was recorded
+    Verify(Verify),
+    /// Say what differs between two builds, two datasets, or a dataset and a build
+    Diff(Diff),
     /// Say what a rule means, why, and how to mend what it found
     Explain(Explain),
     /// Write the completions of a shell to standard output
@@ -130,7 +136,7 @@ pub(crate) struct Input {
     pub(crate) levels: LevelArgs,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Dataset")]
 pub(crate) struct Reading {
     /// The format of the dataset; recognised without it
@@ -164,7 +170,7 @@ pub(crate) struct Reading {
     pub(crate) jobs: Option<NonZeroUsize>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Findings")]
 pub(crate) struct LevelArgs {
     /// Count warnings of a rule as errors; "warnings" for all (repeatable)
@@ -250,6 +256,12 @@ pub(crate) struct Destination {
     /// Overwrite outputs that were changed since casepack wrote them
     #[arg(long, env = "CASEPACK_FORCE", value_parser = FalseyValueParser::new())]
     pub(crate) force: bool,
+    /// Read every case, even when nothing looks changed
+    #[arg(long, env = "CASEPACK_NO_INDEX", value_parser = FalseyValueParser::new())]
+    pub(crate) no_index: bool,
+    /// Read every output that is there, even when it does not look changed
+    #[arg(long, env = "CASEPACK_VERIFY_OUTPUTS", value_parser = FalseyValueParser::new())]
+    pub(crate) verify_outputs: bool,
 }
 
 #[derive(Debug, Args)]
@@ -267,7 +279,20 @@ pub(crate) struct Check {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    pub(crate) building: Building,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Build {
+    #[command(flatten)]
+    pub(crate) building: Building,
+}
+
+/// What is built, and where.
+#[derive(Debug, Args)]
+pub(crate) struct Building {
     #[command(flatten)]
     pub(crate) input: Input,
     /// What to build (repeatable, or separated by commas) [default: harbor]
@@ -391,6 +416,34 @@ pub(crate) struct Running {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Verify {
+    /// The output directory of a build
+    #[arg(default_value = "dist")]
+    pub(crate) path: PathBuf,
+    /// How many outputs to read at a time; as many as there are processors without it
+    #[arg(short, long, value_name = "N", env = "CASEPACK_JOBS")]
+    pub(crate) jobs: Option<NonZeroUsize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// The output directory of a build, or a dataset
+    pub(crate) a: PathBuf,
+    /// Another one
+    pub(crate) b: PathBuf,
+    /// Which outputs to compare
+    #[arg(long, value_name = "TARGET", env = "CASEPACK_TARGET")]
+    #[arg(value_enum, default_value_t = TargetName::Harbor, help_heading = "Packages")]
+    pub(crate) target: TargetName,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+    #[command(flatten)]
+    pub(crate) levels: LevelArgs,
+    #[command(flatten)]
+    pub(crate) packaging: Packaging,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// The rule; all rules are listed without it
     #[arg(value_parser = rule)]
@@ -409,7 +462,7 @@ pub(crate) struct Completions {
 #[derive(Debug, Args)]
 pub(crate) struct Man {
     /// The page of one command; of casepack itself without it
-    #[arg(value_parser = ["init", "check", "build", "run", "explain", "completions"])]
+    #[arg(value_parser = ["init", "check", "plan", "build", "run", "verify", "diff", "explain", "completions"])]
     pub(crate) command: Option<String>,
 }
 

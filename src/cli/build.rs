@@ -1,5 +1,7 @@
 //! `casepack build`: the dataset, compiled for its targets.
 
+use std::path::Path;
+
 use super::Context;
 use super::args::{Build, Destination, TargetName};
 use super::checks;
@@ -9,10 +11,11 @@ use super::outcome::{Failure, Outcome, ids, interrupted};
 use super::ui::{Progress, count, size};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
-use crate::plan::{self, Summary};
+use crate::plan::{self, Doubt, Summary};
 use crate::target::Target;
 
 pub(super) fn run(args: &Build, context: &Context) -> Outcome {
+    let args = &args.building;
     let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
     let loaded = match input::load(&args.input, &args.packaging, context, &mut diags) {
         Ok(Some(loaded)) => loaded,
@@ -26,12 +29,17 @@ pub(super) fn run(args: &Build, context: &Context) -> Outcome {
     };
     let out = args.destination.out.to_string_lossy().into_owned();
     let text = told(&summary, &out);
+    let mut built = ids(&summary.new);
+    built.extend(ids(&summary.changed));
+    built.sort();
     let names: Vec<_> = targets.iter().map(|target| target.name()).collect();
     let mut outcome = Outcome::of(diags)
         .field("dataset", input::describe(&loaded.dataset))
         .field("out", out)
         .field("targets", names)
-        .field("built", ids(&summary.built))
+        .field("built", built)
+        .field("new", ids(&summary.new))
+        .field("changed", ids(&summary.changed))
         .field("unchanged", ids(&summary.unchanged))
         .field("failed", ids(&summary.failed))
         .field(
@@ -79,17 +87,9 @@ pub(super) fn build(
     if diags.has_errors() {
         return Err(Stopped::Findings);
     }
-    let request = plan::Request {
-        dataset: &loaded.dataset,
-        targets,
-        out: &context.machine.absolute(&destination.out),
-        jobs: loaded.jobs,
-        select: &loaded.select,
-        harbor: &loaded.options,
-        force: destination.force,
-        vet: &|diags| checks::compile(&loaded.dataset, &loaded.options, diags),
-        stop: &context.stop,
-    };
+    let out = context.machine.absolute(&destination.out);
+    let vet = |diags: &mut Diagnostics| checks::compile(&loaded.dataset, &loaded.options, diags);
+    let request = request(loaded, targets, destination, &out, &vet, context);
     let progress = Progress::new(&context.look);
     plan::build(&request, &progress, diags).map_err(|error| {
         let help =
@@ -98,7 +98,53 @@ pub(super) fn build(
     })
 }
 
-fn targets(given: &[TargetName], loaded: &Loaded, diags: &mut Diagnostics) -> Vec<Target> {
+/// What is asked of `plan`.
+pub(super) fn request<'a>(
+    loaded: &'a Loaded,
+    targets: &'a [Target],
+    destination: &Destination,
+    out: &'a Path,
+    vet: &'a dyn Fn(&mut Diagnostics),
+    context: &'a Context,
+) -> plan::Request<'a> {
+    plan::Request {
+        doubt: Doubt {
+            inputs: destination.no_index,
+            outputs: destination.no_index || destination.verify_outputs,
+        },
+        force: destination.force,
+        ..compare_request(loaded, targets, out, vet, context)
+    }
+}
+
+/// What is asked of `plan` where nothing is written.
+pub(super) fn compare_request<'a>(
+    loaded: &'a Loaded,
+    targets: &'a [Target],
+    out: &'a Path,
+    vet: &'a dyn Fn(&mut Diagnostics),
+    context: &'a Context,
+) -> plan::Request<'a> {
+    plan::Request {
+        dataset: &loaded.dataset,
+        targets,
+        out,
+        jobs: loaded.jobs,
+        select: &loaded.select,
+        harbor: &loaded.options,
+        doubt: Doubt::default(),
+        force: false,
+        vet,
+        stop: &context.stop,
+    }
+}
+
+/// The targets that are named, else those of the dataset's files, else Harbor.
+pub(super) fn targets(
+    given: &[TargetName],
+    loaded: &Loaded,
+    diags: &mut Diagnostics,
+) -> Vec<Target> {
     let mut targets: Vec<Target> = given.iter().map(|target| target.meant()).collect();
     if targets.is_empty() {
         targets = from_dataset(loaded, diags);
@@ -137,9 +183,10 @@ fn from_dataset(loaded: &Loaded, diags: &mut Diagnostics) -> Vec<Target> {
 }
 
 fn told(summary: &Summary, out: &str) -> String {
+    let built = summary.new.len() + summary.changed.len();
     let mut text = format!(
         "Built {} in {} ({}, {})",
-        count(summary.built.len(), "case", "cases"),
+        count(built, "case", "cases"),
         escape::line(out),
         count(
             summary.files.try_into().unwrap_or(usize::MAX),
@@ -148,21 +195,33 @@ fn told(summary: &Summary, out: &str) -> String {
         ),
         size(summary.bytes),
     );
-    for (number, what) in [
+    let numbers = [
+        (summary.new.len(), "new"),
+        (summary.changed.len(), "changed"),
         (summary.unchanged.len(), "unchanged"),
         (summary.removed.len(), "removed"),
         (summary.failed.len(), "failed"),
-    ] {
-        if number > 0 {
-            text.extend([", ", &number.to_string(), " ", what]);
-        }
-    }
+    ];
+    text.push_str(&tally(&numbers));
     text.push_str(".\n");
     text
 }
 
+/// `: 2 new, 7 unchanged`; nothing where there is nothing to count.
+pub(super) fn tally(numbers: &[(usize, &str)]) -> String {
+    let some = numbers.iter().filter(|(number, _)| *number > 0);
+    let words: Vec<String> = some
+        .map(|(number, what)| format!("{number} {what}"))
+        .collect();
+    if words.is_empty() {
+        return String::new();
+    }
+    format!(": {}", words.join(", "))
+}
+
 impl TargetName {
-    fn meant(self) -> Target {
+    /// The target of that name.
+    pub(super) fn meant(self) -> Target {
         match self {
             Self::Harbor => Target::Harbor,
             Self::Workspace => Target::Workspace,

@@ -52,7 +52,7 @@ pub(super) fn load(
         dataset,
         select,
         options,
-        jobs: settings::jobs(&input.reading),
+        jobs: settings::jobs(input.reading.jobs),
     }))
 }
 

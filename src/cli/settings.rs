@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::io::{self, IsTerminal as _};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -185,8 +186,8 @@ impl Machine {
 }
 
 /// How many cases are worked on at a time.
-pub(crate) fn jobs(reading: &Reading) -> usize {
-    reading.jobs.map_or_else(
+pub(crate) fn jobs(given: Option<NonZeroUsize>) -> usize {
+    given.map_or_else(
         || std::thread::available_parallelism().map_or(1, Into::into),
         Into::into,
     )

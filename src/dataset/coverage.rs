@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Case, Dataset};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::digest::Digest;
 use crate::yaml::Yaml;
 
 /// Collects over all cases of a dataset.
@@ -18,8 +19,8 @@ pub struct Coverage {
 enum Values {
     /// None seen.
     None,
-    /// The same in all cases so far; null where it is missing.
-    One(Yaml),
+    /// The same in all cases so far.
+    One(String),
     /// More than one.
     Many,
 }
@@ -38,32 +39,30 @@ impl Coverage {
         Self { fields, cases: 0 }
     }
 
-    /// Takes a case into account.
-    pub fn observe(&mut self, case: &Case) {
+    /// What `case` has of the fields that matter: short texts that are equal when the values are.
+    pub fn values(&self, case: &Case) -> BTreeMap<String, String> {
+        let value = |field: &String| {
+            let value = case.annotations.get(field);
+            let value = value.map_or(Yaml::Null, |node| node.value.clone());
+            // Values of any size, so that memory does not grow with them.
+            Digest::of(value.to_tagged_json().to_string().as_bytes()).hex()
+        };
+        let fields = self.fields.keys();
+        fields.map(|field| (field.clone(), value(field))).collect()
+    }
+
+    /// Takes a case into account, by its [`Coverage::values`].
+    pub fn add(&mut self, case: &BTreeMap<String, String>) {
         self.cases += 1;
         for (field, values) in &mut self.fields {
-            let value = case
-                .annotations
-                .get(field)
-                .map_or(&Yaml::Null, |node| &node.value);
+            let Some(value) = case.get(field) else {
+                *values = Values::Many;
+                continue;
+            };
             match values {
                 Values::None => *values = Values::One(value.clone()),
                 Values::One(one) if one != value => *values = Values::Many,
                 Values::One(_) | Values::Many => {}
-            }
-        }
-    }
-
-    /// Adds what another one, of the same dataset, has seen.
-    pub fn merge(&mut self, other: Self) {
-        self.cases += other.cases;
-        for (field, theirs) in other.fields {
-            let ours = self.fields.entry(field).or_insert(Values::None);
-            match (&*ours, theirs) {
-                (_, Values::None) => {}
-                (Values::None, theirs) => *ours = theirs,
-                (Values::One(one), Values::One(other)) if *one == other => {}
-                _ => *ours = Values::Many,
             }
         }
     }

@@ -248,7 +248,7 @@ impl CaseDir<'_> {
             .map_err(|finding| Box::new(finding.file(self.name(name))))
             .and_then(|text| {
                 let name = self.name(name);
-                yaml::parse(Arc::new(Source { name, text }))
+                yaml::parse(Arc::new(Source::new(name, text)))
             });
         match parsed {
             Ok(document) => {

@@ -295,7 +295,7 @@ pub(super) fn read_yaml(path: &Path, name: String, diags: &mut Diagnostics) -> O
             return None;
         }
     };
-    match yaml::parse(Arc::new(Source { name, text })) {
+    match yaml::parse(Arc::new(Source::new(name, text))) {
         Ok(document) => {
             duplicate_keys(&document, |finding| diags.push(finding));
             Some(document)

@@ -169,10 +169,7 @@ fn read(task: &CaseDir<'_>, diags: &mut Diagnostics) -> Option<Case> {
             return None;
         }
     };
-    let source = Arc::new(Source {
-        name: task.name(TASK),
-        text,
-    });
+    let source = Arc::new(Source::new(task.name(TASK), text));
     let document = match Document::parse(source.text.as_str()) {
         Ok(document) => document,
         Err(error) => {

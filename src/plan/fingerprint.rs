@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::digest::{Digest, Hasher};
-use crate::fs::{Found, FsError, Kind, Root, Stamp, Walk};
+use crate::fs::{Found, FsError, Kind, Root, Roots, Stamp, Walk};
 use crate::path::TreePath;
 
 /// Clocks of file systems move in steps of up to 10 ms (a kernel tick); twice that is safe.
@@ -21,8 +21,8 @@ pub(crate) const GRANULARITY: Duration = Duration::from_millis(20);
 pub(crate) struct Look {
     /// Of everything that was seen.
     pub(crate) fingerprint: Digest,
-    /// Whether there is something in it that a look can't vouch for: a link (what it leads to was
-    /// not looked at), or what has no place in a tree and is told on every build.
+    /// Whether there is something in it that a look can't vouch for: a link to what was not looked
+    /// at, or a directory that can't be entered.
     pub(crate) odd: bool,
     /// The latest change of anything in it, ns since 1970.
     pub(super) changed_ns: i128,
@@ -36,11 +36,16 @@ impl Look {
     }
 }
 
-/// Looks at `dir` of `root` and everything below it, without opening a file.
+/// Looks at `dir` of `root` and everything below it, without opening a file. With `links`, the
+/// roots and the index of `root` in them, the file that a link leads to is looked at as well.
 ///
 /// # Errors
 /// When a directory can't be listed.
-pub(crate) fn look(root: &Arc<Root>, dir: Option<&TreePath>) -> Result<Look, FsError> {
+pub(crate) fn look(
+    root: &Arc<Root>,
+    dir: Option<&TreePath>,
+    links: Option<(&Roots, usize)>,
+) -> Result<Look, FsError> {
     let mut hasher = Hasher::new();
     let mut odd = false;
     let mut changed_ns = 0;
@@ -48,23 +53,32 @@ pub(crate) fn look(root: &Arc<Root>, dir: Option<&TreePath>) -> Result<Look, FsE
     root.walk(dir, &mut |found| {
         match found {
             Found::EmptyDir(path) => {
-                odd = true;
                 hasher.update(b"empty\0");
                 hasher.update(path.as_str().as_bytes());
             }
-            Found::Unusable { shown, .. } => {
-                odd = true;
+            Found::Unusable { shown, why, .. } => {
+                // Too deep to be looked into.
+                odd |= why.is_some();
                 hasher.update(b"unusable\0");
                 hasher.update(shown.as_bytes());
             }
             Found::Thing(thing) => match thing.stat() {
                 Ok((kind, stamp)) => {
-                    odd |= matches!(kind, Kind::Link | Kind::Special);
                     if kind != Kind::Dir {
                         // Not the modification time, which anybody can set.
                         changed_ns = changed_ns.max(stamp.ctime_ns);
                     }
                     add(&mut hasher, thing.path.as_str(), kind, &stamp);
+                    if kind == Kind::Link {
+                        match target(&thing.path, links) {
+                            Some(Target::File(root, stamp)) => {
+                                changed_ns = changed_ns.max(stamp.ctime_ns);
+                                add(&mut hasher, &root.to_string(), Kind::File, &stamp);
+                            }
+                            Some(Target::None(why)) => hasher.update(why.as_bytes()),
+                            None => odd = true,
+                        }
+                    }
                     hasher.update(b"\n");
                     return Walk::Enter;
                 }
@@ -87,6 +101,28 @@ pub(crate) fn look(root: &Arc<Root>, dir: Option<&TreePath>) -> Result<Look, FsE
         odd,
         changed_ns,
     })
+}
+
+/// What a link leads to.
+enum Target {
+    /// A file of the root with that index.
+    File(usize, Stamp),
+    /// Nothing that is carried, and why.
+    None(String),
+}
+
+/// `None`: something that a look at the link does not vouch for, as a directory elsewhere.
+fn target(link: &TreePath, links: Option<(&Roots, usize)>) -> Option<Target> {
+    let (roots, base) = links?;
+    let found = match roots.resolve(base, None, link.as_str()) {
+        Ok(found) => found,
+        Err(why) => return Some(Target::None(why.to_string())),
+    };
+    let path = found.path.filter(|_| found.kind == Kind::File)?;
+    match roots.get(found.root)?.stat(&path) {
+        Ok(Some((Kind::File, stamp))) => Some(Target::File(found.root, stamp)),
+        _ => None,
+    }
 }
 
 fn add(hasher: &mut Hasher, path: &str, kind: Kind, stamp: &Stamp) {

@@ -11,30 +11,33 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::OFlags;
-use serde::{Deserialize, Serialize};
 
-use super::Error;
 use super::fingerprint::{self, GRANULARITY, look};
+use super::inventory::{Inventory, Made, Making, Writer};
+use super::record::{Known, Record};
+use super::settings::Settings;
+use super::{Doubt, Error};
 use crate::dataset::{Dataset, OUTPUT_MARK};
-use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer};
-use crate::fs::{FsError, ReadError, Root, StagedDir, sweep_stale, write_atomic};
+use crate::fs::{FsError, Kind, ReadError, Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath};
-use crate::tree::{MaterialiseError, Tree, Written, materialise};
+use crate::tree::{BadThing, MaterialiseError, Tree, Written, materialise};
 
+/// Files of this size are kept when an output is read.
+const KEEP_BYTES: u64 = 64 * 1024;
 /// Where state lies in an output directory.
 const STATE: &str = OUTPUT_MARK;
-/// The record's schema; another one is not trusted.
-const SCHEMA: &str = "casepack.record.v1";
-
-/// What became of one tree.
+/// What became of one tree, or, where nothing is written, would become of it.
 #[derive(Debug)]
 pub(super) enum Placed {
     /// The same tree is there already.
     Unchanged,
-    /// It was written.
-    Written(Written),
+    /// It was written where nothing was.
+    New(Written),
+    /// It took the place of another one.
+    Changed(Written),
     /// Something else is there, and casepack may not replace it.
     NotOurs,
     /// A file is not what it was when it was hashed; nothing was placed.
@@ -45,53 +48,53 @@ impl Placed {
     /// Files and bytes written.
     pub(super) fn stats(&self) -> Written {
         match self {
-            Self::Written(stats) => *stats,
+            Self::New(stats) | Self::Changed(stats) => *stats,
             _ => Written::default(),
         }
     }
 }
 
-/// What casepack knows of one output.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Known {
-    case: String,
-    /// The tree's digest.
-    tree: String,
-    /// Harbor: the package's name and digest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    task: Option<(String, String)>,
-    /// The digests of the case's workspace and evaluation views.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    views: Option<(String, String)>,
-    /// What the case directory looked like, when that vouches for what was read of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    inputs: Option<String>,
-    /// What the output looked like when it was in place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    seen: Option<String>,
+/// Whether an output directory is opened to be changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Nothing is made, changed or removed.
+    Look,
+    /// Directories that are missing are made.
+    Write,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Record {
-    schema: String,
-    /// Everything but the case directories that the outputs depend on, when no finding hangs on it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    state: Option<String>,
-    outputs: BTreeMap<String, Known>,
+/// What vouches for an output next time, and what is to be told then.
+#[derive(Debug, Default)]
+pub(super) struct Voucher {
+    /// What its case looked like; `None`: it has to be read again.
+    pub(super) inputs: Option<String>,
+    /// The digests of its workspace and evaluation views.
+    pub(super) views: Option<(TreeId, TreeId)>,
+    /// What was found about the case.
+    pub(super) told: Vec<Told>,
+    /// What it has of the fields that judges branch on.
+    pub(super) values: BTreeMap<String, String>,
 }
 
 /// The directory of one target.
 pub(super) struct Output {
     /// `OUT/<target>`.
     dir: PathBuf,
-    root: Arc<Root>,
+    /// `None`: it is not there, and nothing may be made.
+    root: Option<Arc<Root>>,
     state: PathBuf,
     target: &'static str,
+    access: Access,
+    doubt: Doubt,
     record: Mutex<Record>,
     /// Trees that a build announced to be placed, by name: of this run and of killed ones.
     announced: Mutex<BTreeMap<String, BTreeSet<String>>>,
     /// Opened when something is placed.
     journal: Mutex<Option<File>>,
+    /// What earlier outputs were made of; opened when it is asked for.
+    inventory: Mutex<Option<Inventory>>,
+    /// Writes down what those of this build are made of.
+    making: Option<Writer>,
 }
 
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -187,9 +190,7 @@ pub(super) fn lock(out: &Path, observer: &dyn Observer) -> Result<File, Error> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let pid = own_file(&path).ok();
-            let pid = pid.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok());
-            observer.on(Event::Waiting { pid });
+            observer.on(Event::Waiting { pid: holder(&path) });
             file.lock().map_err(failed("can not lock", &path))?;
         }
         Err(TryLockError::Error(error)) => return Err(failed("can not lock", &path)(error)),
@@ -198,6 +199,30 @@ pub(super) fn lock(out: &Path, observer: &dyn Observer) -> Result<File, Error> {
     file.set_len(0).ok();
     writeln!(file, "{}", std::process::id()).ok();
     Ok(file)
+}
+
+/// Whether outputs of a target are recorded in an output directory.
+pub(super) fn is_recorded(out: &Path, target: &str) -> bool {
+    let record = out.join(STATE).join(format!("{target}.record"));
+    record.symlink_metadata().is_ok_and(|there| there.is_file())
+}
+
+/// Waits until no build is at work in the output directory, which may not be there, and keeps
+/// others from beginning until it is dropped.
+pub(super) fn lock_to_look(out: &Path, observer: &dyn Observer) -> Option<File> {
+    let path = out.join(STATE).join("lock");
+    let file = state_file(&path, OpenOptions::new().read(true)).ok()?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
+        observer.on(Event::Waiting { pid: holder(&path) });
+        file.lock_shared().ok()?;
+    }
+    Some(file)
+}
+
+/// The process that holds the lock, when it says so.
+fn holder(path: &Path) -> Option<u32> {
+    let text = own_file(path).ok()?;
+    String::from_utf8_lossy(&text).trim().parse().ok()
 }
 
 /// The file system's time in the output directory.
@@ -211,40 +236,38 @@ impl Output {
     pub(super) fn open(
         out: &Path,
         target: &'static str,
+        access: Access,
+        doubt: Doubt,
         diags: &mut Diagnostics,
     ) -> Result<Self, Error> {
         let dir = out.join(target);
         let state = out.join(STATE);
-        real_dir(&dir)?;
-        let staging = state.join("tmp");
-        real_dir(&staging)?;
-        sweep_stale(&staging).map_err(refused("can not remove what a killed build left in"))?;
-        let path = state.join(format!("{target}.json"));
+        if access == Access::Write {
+            real_dir(&dir)?;
+            let staging = state.join("tmp");
+            real_dir(&staging)?;
+            sweep_stale(&staging).map_err(refused("can not remove what a killed build left in"))?;
+        }
+        let path = state.join(format!("{target}.record"));
         let read = match own_file(&path) {
-            Ok(bytes) => serde_json::from_slice::<Record>(&bytes).map_err(Into::into),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Record {
-                schema: SCHEMA.to_owned(),
-                ..Record::default()
-            }),
-            Err(error) if error.kind() == ErrorKind::InvalidData => Err(error),
+            Ok(bytes) => Record::parse(&bytes),
+            Err(error) if error.kind() == ErrorKind::NotFound => Some(Record::default()),
+            Err(error) if error.kind() == ErrorKind::InvalidData => None,
             Err(error) => return Err(failed("can not read", &path)(error)),
         };
-        let record = match read {
-            Ok(record) if record.schema == SCHEMA => record,
-            _ => {
-                diags.push(
-                    Diagnostic::new(
-                        Rule::RecordDamaged,
-                        format!("{} is no record of this version.", path.display()),
-                    )
-                    .help(
-                        "Nothing is lost: outputs that are up to date are recognised by their \
-                         content; others are replaced with --force.",
-                    ),
-                );
-                Record::default()
-            }
-        };
+        let record = read.unwrap_or_else(|| {
+            diags.push(
+                Diagnostic::new(
+                    Rule::RecordDamaged,
+                    format!("{} is no record of this version.", path.display()),
+                )
+                .help(
+                    "Nothing is lost: outputs that are up to date are recognised by their \
+                     content; others are replaced with --force.",
+                ),
+            );
+            Record::default()
+        });
         let path = state.join(format!("{target}.journal"));
         let mut announced: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         match own_file(&path) {
@@ -260,16 +283,141 @@ impl Output {
             Err(error) if error.kind() == ErrorKind::InvalidData => {}
             Err(error) => return Err(failed("can not read", &path)(error)),
         }
-        let root = Root::open(&dir).map_err(refused("can not open"))?;
+        let root = match dir.symlink_metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            _ => Some(Arc::new(Root::open(&dir).map_err(refused("can not open"))?)),
+        };
         Ok(Self {
             dir,
-            root: Arc::new(root),
+            root,
             state,
             target,
+            access,
+            doubt,
             record: Mutex::new(record),
             announced: Mutex::new(announced),
             journal: Mutex::new(None),
+            inventory: Mutex::new(None),
+            making: None,
         })
+    }
+
+    fn inventory_path(&self) -> PathBuf {
+        self.state.join(format!("{}.files", self.target))
+    }
+
+    /// What was written down of earlier outputs; `None` when there is nothing that can be used.
+    fn read_inventory(&self) -> Option<Inventory> {
+        let file = state_file(&self.inventory_path(), OpenOptions::new().read(true)).ok()?;
+        Inventory::read(file).ok()
+    }
+
+    /// Begins to write down what the outputs of this build are made of. With `all`, nothing of
+    /// what was written down before will count.
+    pub(super) fn write_down(&mut self, settings: Settings, all: bool) -> Result<(), Error> {
+        let path = self.inventory_path();
+        let earlier = if all { None } else { self.read_inventory() };
+        let mut earlier = match earlier {
+            None => {
+                // Anything that stands there is of no use; a link is not followed.
+                match fs::remove_file(&path) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => {
+                        return Err(failed("can not replace", &path)(error));
+                    }
+                    _ => None,
+                }
+            }
+            earlier => earlier,
+        };
+        if let Some(old) = earlier.as_mut().filter(|old| old.is_mostly_stale()) {
+            let shorter = path.with_extension("files-new");
+            let mut options = OpenOptions::new();
+            let file = state_file(&shorter, options.write(true).create(true).truncate(true))?;
+            old.compact(&file)
+                .map_err(failed("can not write", &shorter))?;
+            fs::rename(&shorter, &path).map_err(failed("can not replace", &path))?;
+        }
+        let file = state_file(&path, OpenOptions::new().append(true).create(true))?;
+        self.making = Some(Writer::new(file, earlier.as_ref(), settings));
+        Ok(())
+    }
+
+    /// Writes down what one output is made of.
+    pub(super) fn made_of(&self, making: &Making<'_>) {
+        if let Some(writer) = &self.making {
+            writer.add(making);
+        }
+    }
+
+    /// What the recorded output at `place` was made of, when that was written down.
+    pub(super) fn made(&self, place: &TreePath) -> Option<Made> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let tree = record.outputs.get(place.as_str())?.tree.clone();
+        drop(record);
+        let mut inventory = self
+            .inventory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if inventory.is_none() {
+            *inventory = self.read_inventory();
+        }
+        inventory.as_mut()?.get(place, &TreeId(tree.parse().ok()?))
+    }
+
+    /// The recorded outputs: place and case.
+    pub(super) fn places(&self) -> Vec<(TreePath, String)> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = |(name, known): (&String, &Known)| {
+            Some((TreePath::new(name).ok()?, known.case.clone()))
+        };
+        record.outputs.iter().filter_map(place).collect()
+    }
+
+    /// What is recorded of the output at `place`.
+    pub(super) fn known(&self, place: &TreePath) -> Option<Known> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.outputs.get(place.as_str()).cloned()
+    }
+
+    /// Reads and hashes what is at `place`; `None` when there is nothing.
+    pub(super) fn read(&self, place: &TreePath) -> Option<Result<Tree, Vec<BadThing>>> {
+        let root = self.root.as_ref()?;
+        match root.stat(place) {
+            Ok(None) => None,
+            // Harbor's digest reads ignore files, which are small.
+            Ok(Some((Kind::Dir, _))) => Some(Tree::from_dir(root, Some(place), KEEP_BYTES)),
+            Ok(Some(_)) => Some(Err(vec![BadThing {
+                shown: place.as_str().to_owned(),
+                why: "it is no directory".to_owned(),
+            }])),
+            Err(error) => Some(Err(vec![BadThing {
+                shown: place.as_str().to_owned(),
+                why: error.source.to_string(),
+            }])),
+        }
+    }
+
+    /// The digest of what is at `place`: by its record when the output looks as it did then, else
+    /// by its content. `None` when no tree of files is there.
+    pub(super) fn read_id(&self, place: &TreePath) -> Option<String> {
+        self.tree_at(place, &self.dir.join(place.as_str()))
+    }
+
+    /// A file beside the outputs.
+    pub(super) fn file(&self, name: &str) -> io::Result<Vec<u8>> {
+        own_file(&self.dir.join(name))
+    }
+
+    /// What lies beside the outputs and is none of casepack's, sorted.
+    pub(super) fn foreign(&self) -> Vec<String> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        foreign(&record, &self.dir).unwrap_or_default()
+    }
+
+    /// How many outputs are recorded.
+    pub(super) fn len(&self) -> usize {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.outputs.len()
     }
 
     /// The path of an output, for messages.
@@ -277,19 +425,22 @@ impl Output {
         self.dir.join(place.as_str()).display().to_string()
     }
 
-    /// Puts `tree` under the name `place`, by a rename of a staged directory.
+    /// Puts `tree`, whose digest is `id`, under the name `place`, by a rename of a staged directory.
     pub(super) fn place(
         &self,
         place: &TreePath,
         case: &CaseId,
         tree: &Tree,
+        id: &TreeId,
         force: bool,
     ) -> Result<Placed, Error> {
-        let want = tree.id().to_string();
+        let want = id.to_string();
         let path = self.dir.join(place.as_str());
         let mut in_the_way = false;
+        let mut placed: fn(Written) -> Placed = Placed::New;
         match path.symlink_metadata() {
             Ok(there) => {
+                placed = Placed::Changed;
                 in_the_way = !there.is_dir();
                 let have = self.tree_at(place, &path);
                 if have.as_deref() == Some(&want) {
@@ -302,6 +453,9 @@ impl Output {
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(failed("can not look at", &path)(error)),
+        }
+        if self.access == Access::Look {
+            return Ok(placed(Written::default()));
         }
         let staging = self.state.join("tmp");
         let staged = StagedDir::new(&staging).map_err(refused("can not create"))?;
@@ -335,65 +489,83 @@ impl Output {
             .commit(&path)
             .map_err(refused("can not put in place"))?;
         self.remember(place, case, want);
-        Ok(Placed::Written(stats))
+        Ok(placed(stats))
     }
 
     /// The digest of the tree that is at `place`: the recorded one when the output looks as it did
     /// then, else that of its content.
     fn tree_at(&self, place: &TreePath, path: &Path) -> Option<String> {
-        let looks = self.look(place);
-        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = record.outputs.get(place.as_str());
-        if let Some(known) = known.filter(|known| known.seen.is_some() && known.seen == looks) {
-            return Some(known.tree.clone());
+        if !self.doubt.outputs {
+            let looks = self.look(place);
+            let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = record.outputs.get(place.as_str());
+            if let Some(known) = known.filter(|known| known.seen.is_some() && known.seen == looks) {
+                return Some(known.tree.clone());
+            }
         }
-        drop(record);
         existing(path)
     }
 
     /// What the output at `place` looks like, if it is one.
     fn look(&self, place: &TreePath) -> Option<String> {
-        let look = look(&self.root, Some(place))
+        let look = look(self.root.as_ref()?, Some(place), None)
             .ok()
             .filter(|look| !look.odd)?;
         Some(look.fingerprint.hex())
     }
 
-    /// Whether the output at `place` was made in `state` from a case that looked like `inputs`,
-    /// and looks as it did then.
-    pub(super) fn is_current(&self, place: &TreePath, state: &str, inputs: &str) -> bool {
+    /// What is known of the output at `place`, when it was made in `state` from a case that looked
+    /// like `inputs`, and is as it was then.
+    pub(super) fn current(&self, place: &TreePath, state: &str, inputs: &str) -> Option<Known> {
         let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = record.outputs.get(place.as_str()).and_then(|known| {
-            let same =
-                record.state.as_deref() == Some(state) && known.inputs.as_deref() == Some(inputs);
-            known.seen.clone().filter(|_| same)
-        });
+        let known = record.outputs.get(place.as_str())?;
+        let same =
+            record.state.as_deref() == Some(state) && known.inputs.as_deref() == Some(inputs);
+        let known = known.clone();
         drop(record);
-        seen.is_some() && seen == self.look(place)
+        if !same || known.seen.is_none() || known.seen != self.look(place) {
+            return None;
+        }
+        let there = self
+            .doubt
+            .outputs
+            .then(|| existing(&self.dir.join(place.as_str())));
+        there
+            .is_none_or(|there| there.as_deref() == Some(&known.tree))
+            .then_some(known)
     }
 
-    /// Harbor: the package that is recorded for `place`, by name and digest.
-    pub(super) fn task(&self, place: &TreePath) -> Option<(String, Digest)> {
+    /// What was found about the dataset as a whole when it was in `state`; `None` when that is not
+    /// recorded.
+    pub(super) fn told(&self, state: &str) -> Option<Vec<Diagnostic>> {
         let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let (name, digest) = record.outputs.get(place.as_str())?.task.clone()?;
-        Some((name, digest.parse().ok()?))
+        if record.state.as_deref() != Some(state) {
+            return None;
+        }
+        record.told.iter().map(Told::again).collect()
     }
 
-    /// Notes what vouches for the output at `place` next time: what its case looked like (`None`:
-    /// it has to be read again), and what the output looks like now.
-    pub(super) fn vouch(&self, place: &TreePath, inputs: Option<&str>, views: (TreeId, TreeId)) {
+    /// Notes what vouches for the output at `place` next time, and what it looks like now.
+    pub(super) fn vouch(&self, place: &TreePath, voucher: Voucher) {
         let seen = self.look(place);
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = record.outputs.get_mut(place.as_str()) {
-            known.inputs = inputs.map(str::to_owned);
+            known.inputs = voucher.inputs;
             known.seen = seen;
-            known.views = Some((views.0.0.hex(), views.1.0.hex()));
+            known.views = voucher.views.map(|(a, b)| (a.0.hex(), b.0.hex()));
+            known.told = voucher.told;
+            known.values = voucher.values;
         }
     }
 
-    /// Notes the state that the outputs of this build were made in. Outputs that were not looked
-    /// at in this build are of an earlier one.
-    pub(super) fn set_state(&mut self, state: Option<&str>, made: &BTreeSet<&str>) {
+    /// Notes the state that the outputs of this build were made in, and what was found about the
+    /// dataset as a whole. Outputs that were not looked at in this build are of an earlier one.
+    pub(super) fn set_state(
+        &mut self,
+        state: Option<&str>,
+        told: Vec<Told>,
+        made: &BTreeSet<&str>,
+    ) {
         let record = self
             .record
             .get_mut()
@@ -408,6 +580,7 @@ impl Output {
             }
         }
         record.state = state.map(str::to_owned);
+        record.told = told;
     }
 
     /// Whether casepack wrote the tree `have` at `place`, in this run or an earlier one.
@@ -453,17 +626,7 @@ impl Output {
 
     fn remember(&self, place: &TreePath, case: &CaseId, tree: String) {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = record
-            .outputs
-            .entry(place.as_str().to_owned())
-            .or_insert_with(|| Known {
-                case: case.as_str().to_owned(),
-                tree: String::new(),
-                task: None,
-                views: None,
-                inputs: None,
-                seen: None,
-            });
+        let known = record.outputs.entry(place.as_str().to_owned()).or_default();
         case.as_str().clone_into(&mut known.case);
         known.tree = tree;
     }
@@ -534,6 +697,22 @@ impl Output {
         write_atomic(&path, bytes, 0o644).map_err(refused("can not write"))
     }
 
+    /// The outputs of cases that are gone: name, case, and whether it is as casepack wrote it.
+    pub(super) fn gone(&self, dataset: &Dataset) -> Vec<(String, String, bool)> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let ours = |name: String| {
+            let path = self.dir.join(&name);
+            let known = record.outputs.get(&name)?;
+            path.symlink_metadata().ok()?;
+            let ours = existing(&path).as_ref() == Some(&known.tree);
+            Some((name, known.case.clone(), ours))
+        };
+        gone(&record, dataset)
+            .into_iter()
+            .filter_map(ours)
+            .collect()
+    }
+
     /// Removes outputs of cases that are gone and that are as casepack wrote them; names others.
     pub(super) fn remove_gone(
         &mut self,
@@ -544,14 +723,8 @@ impl Output {
             .record
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<String> = record
-            .outputs
-            .iter()
-            .filter(|(name, known)| *name != "_batch" && !has(dataset, &known.case))
-            .map(|(name, _)| name.clone())
-            .collect();
         let mut removed = Vec::new();
-        for name in gone {
+        for name in gone(record, dataset) {
             let path = self.dir.join(&name);
             let tree = record.outputs.get(&name).map(|known| known.tree.clone());
             if path.symlink_metadata().is_err() {
@@ -579,18 +752,7 @@ impl Output {
                 );
             }
         }
-        let known: BTreeSet<&str> = record
-            .outputs
-            .keys()
-            .map(|name| name.split('/').next().unwrap_or(name))
-            .chain(["dataset.toml", "eval.yaml"])
-            .collect();
-        let mut foreign: Vec<String> = fs::read_dir(&self.dir)
-            .map_err(failed("can not list", &self.dir))?
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-            .filter(|name| !known.contains(name.as_str()))
-            .collect();
-        foreign.sort();
+        let foreign = foreign(record, &self.dir).map_err(failed("can not list", &self.dir))?;
         for name in foreign {
             diags.push(
                 Diagnostic::new(
@@ -609,17 +771,20 @@ impl Output {
     /// Writes the record; the journal has done its work.
     pub(super) fn finish(self) -> Result<(), Error> {
         let journal = self.journal_path();
-        let mut record = self
+        if let Some(writer) = self.making {
+            let path = self.state.join(format!("{}.files", self.target));
+            writer.finish().map_err(failed("can not write", &path))?;
+        }
+        let record = self
             .record
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
-        SCHEMA.clone_into(&mut record.schema);
-        let path = self.state.join(format!("{}.json", self.target));
+        let path = self.state.join(format!("{}.record", self.target));
         // What was written a moment ago could be written again with the same time: the record must
         // be younger than that (the racy rule of git's index).
-        let mut text = serde_json::to_vec(&record)
+        let text = record
+            .text()
             .map_err(|error| failed("can not write", &path)(error.into()))?;
-        text.push(b'\n');
         if !own_file(&path).is_ok_and(|there| there == text) {
             std::thread::sleep(GRANULARITY);
             write_atomic(&path, &text, 0o644).map_err(refused("can not write"))?;
@@ -631,6 +796,31 @@ impl Output {
             _ => Ok(()),
         }
     }
+}
+
+/// What lies in `dir` and is no output, nor what lists them; sorted.
+fn foreign(record: &Record, dir: &Path) -> io::Result<Vec<String>> {
+    let known: BTreeSet<&str> = record
+        .outputs
+        .keys()
+        .map(|name| name.split('/').next().unwrap_or(name))
+        .chain(["dataset.toml", "eval.yaml"])
+        .collect();
+    let mut foreign: Vec<String> = fs::read_dir(dir)?
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| !known.contains(name.as_str()))
+        .collect();
+    foreign.sort();
+    Ok(foreign)
+}
+
+/// The names of outputs whose cases the dataset has no more.
+fn gone(record: &Record, dataset: &Dataset) -> Vec<String> {
+    let outputs = record.outputs.iter();
+    outputs
+        .filter(|(name, known)| *name != "_batch" && !has(dataset, &known.case))
+        .map(|(name, _)| name.clone())
+        .collect()
 }
 
 fn has(dataset: &Dataset, case: &str) -> bool {

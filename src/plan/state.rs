@@ -3,18 +3,21 @@
 use std::fs;
 
 use super::fingerprint::{Look, look};
+use super::settings::configs;
 use crate::dataset::Dataset;
+use crate::diag::Levels;
 use crate::digest::Hasher;
 use crate::fs::Kind;
 use crate::path::TreePath;
 use crate::target::{self, harbor};
 
 /// Changes when what a build makes of the same inputs changes.
-const VERSION: &str = concat!("casepack.state.v1 ", env!("CARGO_PKG_VERSION"));
+const VERSION: &str = concat!("casepack.state.v2 ", env!("CARGO_PKG_VERSION"));
 
 /// The state of `dataset` and the options: the bytes of the config, what shared sources, judge
-/// files and skills look like, options, templates. `None` when a look can't vouch for one of them.
-pub(super) fn of(dataset: &Dataset, options: &harbor::Options) -> Option<Look> {
+/// files and skills look like, options, templates, and what the user made of the rules. `None` when
+/// a look can't vouch for one of them.
+pub(super) fn of(dataset: &Dataset, options: &harbor::Options, levels: &Levels) -> Option<Look> {
     let mut hasher = Hasher::new();
     let mut field = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -23,16 +26,12 @@ pub(super) fn of(dataset: &Dataset, options: &harbor::Options) -> Option<Look> {
     field(VERSION.as_bytes());
     field(target::templates().hex().as_bytes());
     field(format!("{options:?}").as_bytes());
+    // What is an error, and what the user allowed, decides what is built.
+    field(format!("{levels:?}").as_bytes());
     let sources = &dataset.sources;
     field(sources.project.as_os_str().as_encoded_bytes());
-    for config in [Some(sources.config.clone()), sibling(dataset)]
-        .into_iter()
-        .flatten()
-    {
-        // A directory of Harbor tasks has no config of its own.
-        if config.is_file() {
-            field(&fs::read(&config).ok()?);
-        }
+    for config in configs(dataset) {
+        field(&fs::read(&config).ok()?);
     }
     // Texts that were read beside the config.
     field(format!("{:?}", dataset.interception).as_bytes());
@@ -63,8 +62,8 @@ pub(super) fn of(dataset: &Dataset, options: &harbor::Options) -> Option<Look> {
         places.push((*root, Some(path.clone())));
     }
     let mut changed_ns = 0;
-    for (root, path) in places {
-        let root = roots.get(root)?;
+    for (index, path) in places {
+        let root = roots.get(index)?;
         let stat = path
             .as_ref()
             .map_or(Ok(None), |path| root.stat(path))
@@ -75,7 +74,9 @@ pub(super) fn of(dataset: &Dataset, options: &harbor::Options) -> Option<Look> {
                 field(format!("{stamp:?}").as_bytes());
             }
             Some((Kind::Dir, _)) | None => {
-                let look = look(root, path.as_ref()).ok().filter(|look| !look.odd)?;
+                let look = look(root, path.as_ref(), Some((roots, index)))
+                    .ok()
+                    .filter(|look| !look.odd)?;
                 changed_ns = changed_ns.max(look.changed_ns);
                 field(look.fingerprint.as_bytes());
             }
@@ -87,15 +88,4 @@ pub(super) fn of(dataset: &Dataset, options: &harbor::Options) -> Option<Look> {
         odd: false,
         changed_ns,
     })
-}
-
-/// A `casepack.yaml` beside the config.
-fn sibling(dataset: &Dataset) -> Option<std::path::PathBuf> {
-    let config = &dataset.sources.config;
-    let dir = if config.is_dir() {
-        config
-    } else {
-        config.parent()?
-    };
-    Some(dir.join("casepack.yaml"))
 }

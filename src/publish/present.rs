@@ -113,6 +113,6 @@ impl Record {
 
 /// What the directory looks like; `None` when a look can't vouch for it.
 fn seen(out: &Arc<Root>, place: &TreePath) -> Option<String> {
-    let look = look(out, Some(place)).ok()?;
+    let look = look(out, Some(place), None).ok()?;
     (!look.odd).then(|| look.fingerprint.hex())
 }

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-pub use self::digest::{DigestError, dataset_digest, dataset_toml, digest};
+pub use self::digest::{DigestError, dataset_digest, dataset_toml, digest, listed};
 pub use self::name::SafeName;
 pub use self::options::{Flags, Options, Profile, VerifierKind};
 use self::task_toml::TaskToml;

@@ -184,10 +184,7 @@ fn collapse(text: &str) -> String {
 }
 
 fn parse(text: &str) -> Result<Yaml, String> {
-    let source = Source {
-        name: "input.yaml".to_owned(),
-        text: text.to_owned(),
-    };
+    let source = Source::new("input.yaml", text);
     crate::yaml::parse(Arc::new(source))
         .map(|document| document.root.value)
         .map_err(|finding| finding.message.clone())

@@ -569,10 +569,7 @@ mod tests {
     use crate::yaml::parse;
 
     fn document(text: &str) -> Document {
-        let source = Source {
-            name: "eval.yaml".to_owned(),
-            text: text.to_owned(),
-        };
+        let source = Source::new("eval.yaml", text);
         parse(Arc::new(source)).unwrap()
     }
 

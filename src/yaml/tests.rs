@@ -8,10 +8,7 @@ use self::pyyaml::{PIECES, assert_same, pyyaml};
 use super::*;
 
 fn source(text: &str) -> Arc<Source> {
-    Arc::new(Source {
-        name: "test.yaml".to_owned(),
-        text: text.to_owned(),
-    })
+    Arc::new(Source::new("test.yaml", text))
 }
 
 fn read(text: &str) -> Result<Document, Box<Diagnostic>> {

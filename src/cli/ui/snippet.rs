@@ -56,6 +56,7 @@ impl Snippet {
             skipped,
             ranges,
         } = show(&source.text, &ranges);
+        let skipped = source.before.lines + skipped;
         let label = |((place, text), range): ((&Place, Option<String>), Range<usize>)| {
             let (line, column) = source.position(place.range.start);
             Label {
@@ -238,7 +239,7 @@ mod tests {
         fn every_range_of_every_text_can_be_shown(
             text in "(?s)[ab\r\n\t\u{1b}é日]{0,40}", from in 0_usize..60, len in 0_usize..60,
         ) {
-            let source = Arc::new(Source { name: "n".into(), text });
+            let source = Arc::new(Source::new("n", text));
             let diagnostic = Diagnostic::new(crate::diag::Rule::BadValue, "m")
                 .at(&source, from..from + len)
                 .related(Some(&Place { source: Arc::clone(&source), range: len..from }), "r");

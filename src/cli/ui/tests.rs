@@ -24,10 +24,7 @@ fn look(output: OutputFormat, change: impl FnOnce(&mut Talk)) -> Look {
 }
 
 fn source(text: &str) -> Arc<Source> {
-    Arc::new(Source {
-        name: "eval.yaml".to_owned(),
-        text: text.to_owned(),
-    })
+    Arc::new(Source::new("eval.yaml", text))
 }
 
 fn case(id: &str) -> CaseId {

@@ -43,7 +43,7 @@ fn a_full_config_has_no_finding_and_loses_nothing() {
     let dataset = dataset.unwrap();
     let mut coverage = Coverage::new(&dataset);
     for id in &dataset.cases {
-        coverage.observe(&dataset.read_case(id, &mut diags).unwrap());
+        coverage.add(&coverage.values(&dataset.read_case(id, &mut diags).unwrap()));
     }
     coverage.finish(&dataset, &mut diags);
     assert_eq!(told(&diags), "");
@@ -772,10 +772,7 @@ fn batch_cases_bring_their_entries() {
     let inputs: Vec<_> = cases.iter().map(|case| &case.input).collect();
     let whole = batch_yaml(inputs);
     let read = |text: &str| {
-        let source = crate::diag::Source {
-            name: "batch.yaml".into(),
-            text: text.into(),
-        };
+        let source = crate::diag::Source::new("batch.yaml", text);
         match yaml::parse(Arc::new(source)).unwrap().root.value {
             Yaml::Seq(items) => items.len(),
             _ => 0,
@@ -844,16 +841,17 @@ judges:
         .file("cases/two/annotations.yaml", "dup: true\nkind: y\n");
     let (dataset, mut diags) = project.load();
     let dataset = dataset.unwrap();
-    let read = |index: usize, diags: &mut Diagnostics| {
-        let mut coverage = Coverage::new(&dataset);
-        coverage.observe(&dataset.read_case(&dataset.cases[index], diags).unwrap());
-        coverage
+    let mut coverage = Coverage::new(&dataset);
+    let add = |index: usize, coverage: &mut Coverage, diags: &mut Diagnostics| {
+        let case = dataset.read_case(&dataset.cases[index], diags).unwrap();
+        let values = coverage.values(&case);
+        coverage.add(&values);
     };
-    let mut coverage = read(0, &mut diags);
+    add(0, &mut coverage, &mut diags);
     let mut early = Diagnostics::default();
     coverage.finish(&dataset, &mut early);
     assert!(!told(&early).contains("judge-branch-uncovered"));
-    coverage.merge(read(1, &mut diags));
+    add(1, &mut coverage, &mut diags);
     coverage.finish(&dataset, &mut diags);
     snapshot("coverage", &told(&diags));
 }

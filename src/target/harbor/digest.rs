@@ -168,6 +168,28 @@ fn in_scope(dir: &[&str]) -> bool {
     )
 }
 
+/// The packages that the text of a `dataset.toml` lists: name and digest as they are written.
+///
+/// # Errors
+/// Why it can't be read.
+pub fn listed(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let document: DocumentMut = text.parse().map_err(|error| format!("{error}"))?;
+    let Some(tasks) = document.get("tasks") else {
+        return Ok(BTreeMap::new());
+    };
+    let tasks = tasks
+        .as_array_of_tables()
+        .ok_or("`tasks` is no list of tables")?;
+    tasks
+        .iter()
+        .map(|task| {
+            let text = |key: &str| task.get(key).and_then(Item::as_str).map(str::to_owned);
+            let name = text("name").ok_or("a task has no name")?;
+            Ok((name, text("digest").unwrap_or_default()))
+        })
+        .collect()
+}
+
 /// The text of `dataset.toml` (harbor.md 6.4): every package, sorted by name, with the digest that
 /// Harbor computes for it.
 pub fn dataset_toml(name: &str, description: &str, tasks: &[(String, Digest)]) -> String {

@@ -162,6 +162,28 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Every option that has a value, by name, as a user would write it.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let number = |seconds: f64| seconds.to_string();
+        [
+            ("agent-timeout", self.agent_timeout_sec.map(number)),
+            ("agent-user", self.agent_user.clone()),
+            ("base-image", Some(self.base_image.clone())),
+            ("image", self.image.clone()),
+            ("judge-model", self.judge_model.clone()),
+            ("no-llm-judges", Some(self.no_llm_judges.to_string())),
+            ("org", self.org.clone()),
+            ("profile", Some(self.profile.name().to_owned())),
+            ("verifier", Some(self.verifier.name().to_owned())),
+            ("verifier-timeout", Some(number(self.verifier_timeout_sec))),
+            ("workdir", Some(self.workdir.clone())),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {

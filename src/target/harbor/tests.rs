@@ -551,10 +551,7 @@ fn judges_without_a_model_are_what_the_harness_keeps() {
             last: true,
         };
         let text = String::from_utf8(judging.eval_yaml(&dataset, part)).unwrap();
-        let source = crate::diag::Source {
-            name: "eval.yaml".to_owned(),
-            text,
-        };
+        let source = crate::diag::Source::new("eval.yaml", text);
         let config = crate::yaml::parse(Arc::new(source)).unwrap().root.value;
         let at = |keys: &[&str]| {
             let mut value = &config;
