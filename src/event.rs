@@ -88,15 +88,13 @@ pub enum Stage {
     Check,
     /// Compiling packages.
     Build,
-    /// Reading outputs.
-    Verify,
     /// Running cases.
     Run,
     /// Sending a release to a store.
     Upload,
     /// Getting cases from a store.
     Download,
-    /// Hashing what a store has.
+    /// Hashing what a build wrote, or a store has.
     Verify,
 }
 

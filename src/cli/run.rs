@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::Context;
-use super::args::{Destination, Run, Who};
+use super::args::{Run, Who};
 use super::build;
 use super::exit::Exit;
 use super::input;
@@ -164,7 +164,7 @@ fn of_packages(
         packages: packages.filter(|package| select.has(&package.id)).collect(),
         thresholds: found.thresholds,
         project: context.machine.cwd.clone(),
-        jobs: settings::jobs(reading),
+        jobs: settings::jobs(reading.jobs),
     })
 }
 
@@ -178,13 +178,12 @@ fn of_dataset(
     let Some(mut loaded) = loaded else {
         return Ok(None);
     };
-    let Destination { mut out, force } = args.destination.clone();
+    let mut destination = args.destination.clone();
     if uses_results_of_steps(&loaded.dataset) {
         // Kept apart from what may be given to others.
         loaded.options.local = true;
-        out.push("local");
+        destination.out.push("local");
     }
-    let destination = Destination { out, force };
     let built =
         build::build(&loaded, &[Harbor], &destination, context, diags).map_err(Stopped::Build)?;
     if built.interrupted {

@@ -264,10 +264,7 @@ fn take_outputs(dir: &Path) -> Told {
 
 fn parse(name: &str, text: String) -> Told {
     let mut told = Told::default();
-    let source = Arc::new(Source {
-        name: name.to_owned(),
-        text,
-    });
+    let source = Arc::new(Source::new(name, text));
     let Ok(document) = yaml::parse(source) else {
         return told;
     };

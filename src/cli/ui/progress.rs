@@ -164,7 +164,6 @@ fn verb(stage: Stage) -> &'static str {
     match stage {
         Stage::Check => "Checking",
         Stage::Build => "Building",
-        Stage::Verify => "Verifying",
         Stage::Run => "Running",
         Stage::Upload => "Uploading",
         Stage::Download => "Pulling",

@@ -172,6 +172,7 @@ impl Options {
             ("base-image", Some(self.base_image.clone())),
             ("image", self.image.clone()),
             ("judge-model", self.judge_model.clone()),
+            ("local", self.local.then(|| "true".to_owned())),
             ("no-llm-judges", Some(self.no_llm_judges.to_string())),
             ("org", self.org.clone()),
             ("profile", Some(self.profile.name().to_owned())),
