@@ -21,7 +21,7 @@ use std::fmt;
 
 pub use self::catalog::{Listed, Mount, Placement, Shard, ShardCase, tree_of};
 pub use self::pack::{Frame, PackIndex, Place};
-pub use self::packer::{About, CaseDigests, PackError, PackageTree, Packed, Packer};
+pub use self::packer::{About, CaseDigests, PackError, PackageTree, Packed, Packer, intact};
 pub use self::release::{
     CatalogShard, Descriptor, Document, Pack, Release, index_json, ref_object, release_of_ref,
 };

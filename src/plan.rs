@@ -33,12 +33,13 @@ use self::settings::Settings;
 pub use self::steps::{Action, Moved, Step};
 pub use self::verify::{Change, Difference, Verified, verify};
 use crate::assemble;
+use crate::bundle::{self, Compression, PackError, Packer, RefName};
 use crate::dataset::{self, Dataset, Mode};
-use crate::diag::{Diagnostics, Told};
+use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::Digest;
 use crate::event::{Observer, Stage};
 use crate::path::{CaseId, TreePath};
-use crate::target::{Target, harbor};
+use crate::target::{self, Target, harbor};
 use crate::yaml::Yaml;
 
 /// What is to be built.
@@ -55,6 +56,8 @@ pub struct Request<'a> {
     pub select: &'a Select,
     /// Options of the Harbor target.
     pub harbor: &'a harbor::Options,
+    /// How bundles are compressed.
+    pub compression: Compression,
     /// What is not taken on trust.
     pub doubt: Doubt,
     /// Whether outputs that casepack did not write, or that were changed since, are replaced.
@@ -103,6 +106,8 @@ pub struct Summary {
     pub interrupted: bool,
     /// The dataset's identity, when every case of it is built (bundle-format, "Digests").
     pub dataset_digest: Option<Digest>,
+    /// Bundles: the manifest's digest of the release that is in place.
+    pub release: Option<Digest>,
     /// The Harbor packages that are in place: case and directory.
     pub packages: Vec<(CaseId, PathBuf)>,
 }
@@ -205,12 +210,17 @@ pub fn build(
     refuse_case(request.dataset, request.out)?;
     let out = output::create(request.out)?;
     let lock = output::lock(&out, observer)?;
-    match work(request, &out, Access::Write, observer, diags)? {
-        Some(worked) => finish(request, &out, worked, &lock, diags),
-        None => Ok(Summary {
-            failed: request.selected().into_iter().cloned().collect(),
-            ..Summary::default()
-        }),
+    // Twice only when an earlier release turns out to be damaged: then nothing is kept of it.
+    loop {
+        let Some(worked) = work(request, &out, Access::Write, observer, diags)? else {
+            return Ok(Summary {
+                failed: request.selected().into_iter().cloned().collect(),
+                ..Summary::default()
+            });
+        };
+        if let Some(summary) = finish(request, &out, worked, &lock, diags)? {
+            return Ok(summary);
+        }
     }
 }
 
@@ -294,7 +304,7 @@ fn work(
     let dataset = request.dataset;
     let selected = request.selected();
     let mut harbor = None;
-    if request.targets.contains(&Target::Harbor) {
+    if request.targets.iter().any(|target| target.has_packages()) {
         let Some(prepared) = harbor::prepare(dataset, request.harbor, diags) else {
             return Ok(None);
         };
@@ -302,7 +312,10 @@ fn work(
     }
     let mut sinks = Vec::new();
     for &target in request.targets {
-        let output = Output::open(out, target.name(), access, request.doubt, diags)?;
+        let mut output = Output::open(out, target.name(), access, request.doubt, diags)?;
+        if target == Target::Bundle {
+            believe_release(&mut output, diags);
+        }
         sinks.push(Sink::new(target, Some(output), Settings::default()));
     }
     let crew = Crew {
@@ -310,7 +323,7 @@ fn work(
         stop: request.stop,
         observer,
     };
-    let look = state::of(dataset, request.harbor, diags.levels());
+    let look = state::of(dataset, request.harbor, request.compression, diags.levels());
     let state = look.as_ref().map(|look| look.fingerprint.hex());
     let told = state
         .as_deref()
@@ -365,6 +378,9 @@ fn work(
             && let Some(output) = &mut sink.output
         {
             output.write_down(sink.settings.clone(), todo.len() >= output.len())?;
+            if sink.target == Target::Bundle {
+                sink.packer = Some(packer(output, request.compression)?);
+            }
         }
     }
     let build = Build {
@@ -401,14 +417,15 @@ fn work(
     }))
 }
 
-/// Brings the outputs as a whole up to date: what lists them, what is gone, the record.
+/// Brings the outputs as a whole up to date: what lists them, what is gone, the record. `None` when
+/// it has to be done once more, because an earlier release can't be used.
 fn finish(
     request: &Request<'_>,
     out: &Path,
     worked: Worked,
     _lock: &File,
     diags: &mut Diagnostics,
-) -> Result<Summary, Error> {
+) -> Result<Option<Summary>, Error> {
     let dataset = request.dataset;
     let Worked { sinks, mut all, .. } = worked;
     if let Some(error) = all.iter_mut().find_map(|(_, done)| done.error.take()) {
@@ -417,6 +434,7 @@ fn finish(
     let mut summary = Summary::default();
     let mut tasks = Vec::new();
     let mut made = BTreeSet::new();
+    let has_harbor = request.targets.contains(&Target::Harbor);
     if let Some(placed) = &worked.batch {
         summary.count(placed);
     }
@@ -433,9 +451,13 @@ fn finish(
         for placed in &done.placed {
             summary.count(placed);
         }
-        if let Some(package) = &done.package {
+        if let Some(package) = &done.package
+            && has_harbor
+        {
             let dir = out.join(Target::Harbor.name()).join(package.place.as_str());
             summary.packages.push((id.clone(), dir));
+        }
+        if let Some(package) = &done.package {
             tasks.push((id.clone(), package.name.clone(), package.digest));
         }
         let has = |what: fn(&Placed) -> bool| done.placed.iter().any(what);
@@ -451,7 +473,21 @@ fn finish(
         let Some(mut output) = sink.output else {
             continue;
         };
-        if sink.target == Target::Harbor {
+        if sink.target == Target::Bundle {
+            // Until all cases are packed, the earlier release and its record stay.
+            if summary.interrupted {
+                continue;
+            }
+            output.record_tasks(&tasks);
+            let packed = all.iter().filter(|(_, done)| done.packed);
+            let packed = packed.map(|(id, _)| id).collect();
+            if !release(request, &mut output, sink.packer, &packed, &mut summary)? {
+                return Ok(None);
+            }
+            if summary.interrupted {
+                continue;
+            }
+        } else if sink.target == Target::Harbor {
             output.record_tasks(&tasks);
             let name = harbor::dataset_name(dataset, request.harbor);
             let text = harbor::dataset_toml(&name, &dataset.description, &output.tasks(dataset));
@@ -466,7 +502,7 @@ fn finish(
             })?;
             output.write("eval.yaml", &text)?;
         }
-        if !summary.interrupted {
+        if !summary.interrupted && sink.target != Target::Bundle {
             let gone = output.remove_gone(dataset, diags)?;
             summary.removed.extend(
                 gone.into_iter()
@@ -483,8 +519,107 @@ fn finish(
         }
         output.finish()?;
     }
-    Ok(summary)
+    Ok(Some(summary))
 }
+
+/// The ref of the release in `OUT/bundle`.
+fn local_ref() -> Result<RefName, Error> {
+    RefName::new(LOCAL_REF).map_err(|error| Error {
+        doing: "can not name",
+        path: LOCAL_REF.into(),
+        source: io::Error::other(error),
+    })
+}
+
+/// Forgets what is recorded of a release that is not there, or not whole.
+fn believe_release(output: &mut Output, diags: &mut Diagnostics) {
+    let Some(recorded) = output.release() else {
+        return;
+    };
+    let there = local_ref()
+        .ok()
+        .and_then(|reference| bundle::intact(output.path(), &reference));
+    if there.is_some_and(|release| release.digest.to_string() == recorded) {
+        return;
+    }
+    diags.push(
+        Diagnostic::new(
+            Rule::RecordDamaged,
+            format!(
+                "The release in {} is not the one that was built there, or lacks a blob.",
+                output.path().display()
+            ),
+        )
+        .help("Nothing has to be done: every case is packed again."),
+    );
+    output.forget();
+}
+
+fn packer(output: &Output, compression: Compression) -> Result<Packer, Error> {
+    Packer::new(output.path(), &output.staging(), local_ref()?, compression)
+        .map_err(|error| cases::pack_failed(error, output.path()))
+}
+
+/// Makes the release of the cases that were `packed` and those that stay as they are. `false` when
+/// the earlier release can't be used, and everything has to be packed again.
+fn release(
+    request: &Request<'_>,
+    output: &mut Output,
+    packer_of_run: Option<Packer>,
+    packed: &BTreeSet<&CaseId>,
+    summary: &mut Summary,
+) -> Result<bool, Error> {
+    let dataset = request.dataset;
+    let gone = output.drop_gone(dataset);
+    if gone.is_empty() && packed.is_empty() {
+        summary.release = output.release().and_then(|release| release.parse().ok());
+        return Ok(true);
+    }
+    let packer = match packer_of_run {
+        Some(packer) => packer,
+        None => packer(output, request.compression)?,
+    };
+    for (id, digests) in output.cases() {
+        if !packed.contains(&id) {
+            packer.keep(&id, digests);
+        }
+    }
+    let options = request.harbor.values();
+    let about = bundle::About {
+        name: dataset.name.clone(),
+        description: dataset.description.clone(),
+        format: dataset.format.name().to_owned(),
+        harbor_name: harbor::dataset_name(dataset, request.harbor),
+        options: options
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+    };
+    match packer.finish(&about, target::templates(), request.jobs, request.stop) {
+        Ok(made) => {
+            output.set_release(&made.release.digest);
+            summary.release = Some(made.release.digest);
+            summary.files += made.blobs;
+            summary.bytes += made.bytes;
+            let gone = gone.into_iter();
+            summary
+                .removed
+                .extend(gone.map(|name| format!("bundle/{name}")));
+            Ok(true)
+        }
+        Err(PackError::Previous(_)) if output.release().is_some() => {
+            output.forget();
+            Ok(false)
+        }
+        Err(PackError::Stopped) => {
+            summary.interrupted = true;
+            Ok(true)
+        }
+        Err(error) => Err(cases::pack_failed(error, output.path())),
+    }
+}
+
+/// The ref of the release in `OUT/bundle`.
+pub const LOCAL_REF: &str = "latest";
 
 /// An output in a case directory would be part of the case next time.
 fn refuse_case(dataset: &Dataset, out: &Path) -> Result<(), Error> {

@@ -17,11 +17,13 @@ pub enum Target {
     Harbor,
     /// The plain tree that EvalHub's stock adapters read.
     EvalHub,
+    /// Everything, stored by content (`bundle`): a store root.
+    Bundle,
 }
 
 impl Target {
     /// Every target, in the order in which they are built.
-    pub const ALL: &'static [Self] = &[Self::Workspace, Self::Harbor, Self::EvalHub];
+    pub const ALL: &'static [Self] = &[Self::Workspace, Self::Harbor, Self::EvalHub, Self::Bundle];
 
     /// The name, as `--target` takes it and the output directory is called (cli.md, "Fixed names").
     pub fn name(self) -> &'static str {
@@ -29,7 +31,13 @@ impl Target {
             Self::Workspace => "workspace",
             Self::Harbor => "harbor",
             Self::EvalHub => "evalhub",
+            Self::Bundle => "bundle",
         }
+    }
+
+    /// Whether its outputs are made of Harbor packages.
+    pub fn has_packages(self) -> bool {
+        matches!(self, Self::Harbor | Self::Bundle)
     }
 
     /// The target of that name.

@@ -10,6 +10,7 @@ const WITHIN: &[(&str, &str)] = &[
     ("assemble", "dataset"),
     ("diag", "path"),
     ("event", "path"),
+    ("plan", "bundle"),
     ("plan", "target"),
     ("store", "fs"),
     ("template", "yaml"),

@@ -79,6 +79,25 @@ pub struct PackageTree<'a> {
     pub tree: &'a Tree,
 }
 
+impl CaseDigests {
+    /// Those of a case with these trees.
+    pub fn of(workspace: &Tree, evaluation: &Tree, package: &PackageTree<'_>) -> Self {
+        let split = Split::new(workspace, evaluation, package.tree);
+        split.digests(workspace, evaluation, package.harbor)
+    }
+}
+
+/// The release that the directory `root` has under `reference`, when all its blobs are there, by
+/// their sizes.
+pub fn intact(root: &Path, reference: &RefName) -> Option<Release> {
+    let there = Previous::open(root, reference)?;
+    let blobs = there.release.blobs();
+    blobs
+        .into_iter()
+        .all(|blob| there.has(blob))
+        .then_some(there.release)
+}
+
 /// What [`Packer::finish`] did.
 #[derive(Debug)]
 pub struct Packed {
@@ -228,17 +247,7 @@ impl Packer {
         package: &PackageTree<'_>,
     ) -> Result<CaseDigests, PackError> {
         let split = Split::new(workspace, evaluation, package.tree);
-        let task: Vec<Listed> = split
-            .task
-            .iter()
-            .map(|(path, entry)| listed(path, entry))
-            .collect();
-        let digests = CaseDigests {
-            workspace: workspace.id(),
-            evaluation: evaluation.id(),
-            task: tree_of(&task),
-            harbor: package.harbor,
-        };
+        let digests = split.digests(workspace, evaluation, package.harbor);
         let placement = Placement {
             name: package.name.clone(),
             task: package.task.to_owned(),
@@ -436,6 +445,20 @@ struct Split<'a> {
 }
 
 impl<'a> Split<'a> {
+    fn digests(&self, workspace: &Tree, evaluation: &Tree, harbor: Digest) -> CaseDigests {
+        let task: Vec<Listed> = self
+            .task
+            .iter()
+            .map(|(path, entry)| listed(path, entry))
+            .collect();
+        CaseDigests {
+            workspace: workspace.id(),
+            evaluation: evaluation.id(),
+            task: tree_of(&task),
+            harbor,
+        }
+    }
+
     /// The workspace lies in a package whole or not at all; of the evaluation material a part may
     /// lie elsewhere, where the task tree has it.
     fn new(workspace: &Tree, evaluation: &Tree, package: &'a Tree) -> Self {

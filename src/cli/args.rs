@@ -10,6 +10,7 @@ use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::bundle::Compression;
 use crate::dataset::Format;
 use crate::diag::Rule;
 use crate::run::{Known, SandboxMode};
@@ -256,6 +257,15 @@ pub(crate) struct Destination {
     /// Overwrite outputs that were changed since casepack wrote them
     #[arg(long, env = "CASEPACK_FORCE", value_parser = FalseyValueParser::new())]
     pub(crate) force: bool,
+    /// How bundles are compressed
+    #[arg(
+        long,
+        value_name = "HOW",
+        env = "CASEPACK_COMPRESSION",
+        default_value = "zstd"
+    )]
+    #[arg(value_parser = named([Compression::Zstd, Compression::Gzip].map(|it| (it.name(), it))))]
+    pub(crate) compression: Compression,
     /// Read every case, even when nothing looks changed
     #[arg(long, env = "CASEPACK_NO_INDEX", value_parser = FalseyValueParser::new())]
     pub(crate) no_index: bool,
@@ -318,6 +328,8 @@ pub(crate) enum TargetName {
     Workspace,
     /// Plain objects for EvalHub
     Evalhub,
+    /// A release stored by content, as `casepack publish` sends it
+    Bundle,
 }
 
 #[derive(Debug, Args)]

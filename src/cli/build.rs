@@ -9,6 +9,7 @@ use super::exit::Exit;
 use super::input::{self, Loaded};
 use super::outcome::{Failure, Outcome, ids, interrupted};
 use super::ui::{Progress, count, size};
+use crate::bundle::Compression;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
 use crate::plan::{self, Doubt, Summary};
@@ -46,6 +47,7 @@ pub(super) fn run(args: &Build, context: &Context) -> Outcome {
             "dataset_digest",
             summary.dataset_digest.map(|digest| digest.to_string()),
         )
+        .field("release", summary.release.map(|digest| digest.to_string()))
         .field("removed", summary.removed)
         .field("files", summary.files)
         .field("bytes", summary.bytes);
@@ -108,6 +110,7 @@ pub(super) fn request<'a>(
     context: &'a Context,
 ) -> plan::Request<'a> {
     plan::Request {
+        compression: destination.compression,
         doubt: Doubt {
             inputs: destination.no_index,
             outputs: destination.no_index || destination.verify_outputs,
@@ -132,6 +135,7 @@ pub(super) fn compare_request<'a>(
         jobs: loaded.jobs,
         select: &loaded.select,
         harbor: &loaded.options,
+        compression: Compression::default(),
         doubt: Doubt::default(),
         force: false,
         vet,
@@ -173,7 +177,7 @@ fn from_dataset(loaded: &Loaded, diags: &mut Diagnostics) -> Vec<Target> {
             Some(target) => targets.push(target),
             None => diags.push(
                 Diagnostic::new(Rule::BadValue, format!("There is no target '{name}'."))
-                    .help("The targets are: workspace, harbor, evalhub.")
+                    .help("The targets are: workspace, harbor, evalhub, bundle.")
                     .at_place(option.place.as_ref())
                     .entry(name),
             ),
@@ -226,6 +230,7 @@ impl TargetName {
             Self::Harbor => Target::Harbor,
             Self::Workspace => Target::Workspace,
             Self::Evalhub => Target::EvalHub,
+            Self::Bundle => Target::Bundle,
         }
     }
 }

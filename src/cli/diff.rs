@@ -29,6 +29,13 @@ enum Found {
 pub(super) fn run(args: &Diff, context: &Context) -> Outcome {
     let mut diags = Diagnostics::new(args.levels.levels());
     let target = args.target.meant();
+    if target == Target::Bundle {
+        let failure = Failure::new(
+            "Releases are not compared here.",
+            "Compare what they were built from with --target harbor.",
+        );
+        return input::refused(diags, failure);
+    }
     let mut found = Vec::new();
     for path in [&args.a, &args.b] {
         match find(path, args, context, &mut diags) {

@@ -2,6 +2,7 @@
 //! every case that is not current, in parallel.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
@@ -12,9 +13,10 @@ use super::settings::{Settings, key};
 use super::steps::{self, Action, Step};
 use super::{Error, inventory};
 use crate::assemble::{self, Common, Views};
+use crate::bundle::{CaseDigests, PackError, PackageTree, Packer};
 use crate::dataset::{Case, Coverage, Dataset, Mode};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity, Told};
-use crate::digest::Digest;
+use crate::digest::{Digest, TreeId};
 use crate::event::{Event, Observer, Stage};
 use crate::path::{CaseId, TreePath};
 use crate::target::{Target, evalhub, harbor};
@@ -34,6 +36,8 @@ pub(super) struct Done {
     pub(super) values: Option<BTreeMap<String, String>>,
     /// In batch mode: the case's part of the one `batch.yaml`.
     pub(super) input: Option<Yaml>,
+    /// Whether it was given to the packer of a release.
+    pub(super) packed: bool,
     /// Where only a plan is made: what would be done.
     pub(super) steps: Vec<Step>,
     pub(super) failed: bool,
@@ -53,6 +57,8 @@ pub(super) struct Sink {
     pub(super) target: Target,
     /// `None`: nowhere, they are only made.
     pub(super) output: Option<Output>,
+    /// Bundles: takes the cases.
+    pub(super) packer: Option<Packer>,
     pub(super) settings: Settings,
     settings_id: Digest,
 }
@@ -62,6 +68,7 @@ impl Sink {
         Self {
             target,
             output,
+            packer: None,
             settings_id: settings.id(),
             settings,
         }
@@ -144,7 +151,8 @@ fn place_of(
             prepared.name(id).map(harbor::SafeName::to_path)
         }
         Target::Workspace if dataset.mode == Mode::Batch => None,
-        Target::Workspace => Some(id.to_path()),
+        // A bundle has no directories; it is the name in the record.
+        Target::Workspace | Target::Bundle => Some(id.to_path()),
         // Where EvalHub's adapters look.
         Target::EvalHub => Some(TreePath::new("cases").ok()?.join(&id.to_path())),
     }
@@ -211,10 +219,10 @@ fn current(
         for told in &known.told {
             done.diags.push(told.again()?);
         }
-        if sink.target == Target::Harbor {
+        if sink.target.has_packages() {
             let (name, digest) = known.task?;
             done.package = Some(Package {
-                place: place.clone(),
+                place: place_of(Target::Harbor, id, dataset, harbor)?,
                 name,
                 digest: digest.parse().ok()?,
             });
@@ -310,25 +318,43 @@ impl Build<'_> {
             return;
         };
         let values = Coverage::new(self.dataset).values(&case);
+        let mut package = None;
         let mut all = Vec::new();
         for sink in &self.sinks {
             let mut diags = done.diags.fork();
-            let made = self.make(sink, id, &case, &views, &mut diags, done);
-            // A case without a name that Harbor takes has an error among those of the dataset.
-            let missing = made.is_none() && sink.target == Target::Harbor;
-            if diags.has_errors() || missing {
-                done.diags.append(diags);
+            let Some(place) = place_of(sink.target, id, self.dataset, self.harbor.as_ref()) else {
+                // In batch mode; a case without a name that Harbor takes is told with the dataset.
+                done.failed |= sink.target.has_packages();
+                continue;
+            };
+            let tree = match sink.target {
+                Target::Workspace => Some(views.workspace.clone()),
+                Target::EvalHub => Some(evalhub::case(id, &views, &mut diags)),
+                Target::Harbor | Target::Bundle => {
+                    let (made, found) =
+                        package.get_or_insert_with(|| self.package(id, &case, &views, done));
+                    diags.append(found.clone());
+                    made.clone()
+                }
+            };
+            if diags.has_errors() || tree.is_none() {
                 done.failed = true;
-                return;
             }
-            if let Some((place, tree)) = made {
-                all.push(Made {
-                    sink,
-                    place,
-                    tree,
-                    diags,
-                });
+            all.extend(tree.map(|tree| Made {
+                sink,
+                place,
+                tree,
+                diags,
+            }));
+        }
+        if let Some((None, found)) = package {
+            done.diags.append(found);
+        }
+        if done.failed {
+            for made in all {
+                done.diags.append(made.diags);
             }
+            return;
         }
         let settled = look.filter(|look| look.settled(self.now_ns));
         let ids = (views.workspace.id(), views.evaluation.id());
@@ -370,48 +396,44 @@ impl Build<'_> {
         }
     }
 
-    /// The tree of `case` for one target, and its place; `None` where it has none, or an error is
-    /// among the findings.
-    fn make(
+    /// The Harbor package of `case`; `None` when an error is among the findings.
+    fn package(
         &self,
-        sink: &Sink,
         id: &CaseId,
         case: &Case,
         views: &Views,
-        diags: &mut Diagnostics,
         done: &mut Done,
-    ) -> Option<(TreePath, Tree)> {
-        let place = place_of(sink.target, id, self.dataset, self.harbor.as_ref())?;
-        let tree = match sink.target {
-            Target::Workspace => views.workspace.clone(),
-            Target::EvalHub => evalhub::case(id, views, diags),
-            Target::Harbor => {
-                let (prepared, options) = self.harbor.as_ref()?;
-                let package = harbor::package(self.dataset, case, views, options, prepared, diags)?;
-                match harbor::digest(&package.tree) {
-                    Ok(digest) => {
-                        done.package = Some(Package {
-                            place: place.clone(),
-                            name: package.task_name,
-                            digest,
-                        });
-                    }
-                    Err(error) => {
-                        diags.push(
-                            Diagnostic::new(
-                                Rule::PackageInvalid,
-                                format!("Harbor can not digest the package: {error}."),
-                            )
-                            .help("Mend the ignore file that the message names.")
-                            .case(id),
-                        );
-                        return None;
-                    }
-                }
-                package.tree
-            }
+    ) -> (Option<Tree>, Diagnostics) {
+        let mut diags = done.diags.fork();
+        let Some((prepared, options)) = self.harbor.as_ref() else {
+            return (None, diags);
         };
-        Some((place, tree))
+        let package = harbor::package(self.dataset, case, views, options, prepared, &mut diags);
+        let place = place_of(Target::Harbor, id, self.dataset, self.harbor.as_ref());
+        let (Some(package), Some(place)) = (package, place) else {
+            return (None, diags);
+        };
+        match harbor::digest(&package.tree) {
+            Ok(digest) => {
+                done.package = Some(Package {
+                    place,
+                    name: package.task_name,
+                    digest,
+                });
+                (Some(package.tree), diags)
+            }
+            Err(error) => {
+                diags.push(
+                    Diagnostic::new(
+                        Rule::PackageInvalid,
+                        format!("Harbor can not digest the package: {error}."),
+                    )
+                    .help("Mend the ignore file that the message names.")
+                    .case(id),
+                );
+                (None, diags)
+            }
+        }
     }
 
     /// Places one tree, if it has to be, and notes what it is made of.
@@ -435,12 +457,25 @@ impl Build<'_> {
             }
             return;
         };
-        let tree_id = tree.id();
-        let placed = match output.place(place, id, tree, &tree_id, self.force) {
-            Ok(placed) => placed,
-            Err(error) => {
-                done.error = Some(error);
-                return;
+        let (tree_id, placed) = if sink.target == Target::Bundle {
+            match pack(sink, output, id, place, tree, views, done) {
+                Ok(packed) => {
+                    done.packed = true;
+                    packed
+                }
+                Err(error) => {
+                    done.error = Some(error);
+                    return;
+                }
+            }
+        } else {
+            let tree_id = tree.id();
+            match output.place(place, id, tree, &tree_id, self.force) {
+                Ok(placed) => (tree_id, placed),
+                Err(error) => {
+                    done.error = Some(error);
+                    return;
+                }
             }
         };
         let key = key(sink.target, &sink.settings_id, views);
@@ -499,6 +534,65 @@ impl Build<'_> {
         let case = case.filter(|_| diags.count(Severity::Error) == 0)?;
         let views = assemble::case(self.dataset, &self.common, &case, diags)?;
         Some((case, views))
+    }
+}
+
+/// Gives the package to the packer, or where nothing is written only looks whether it is
+/// another one. The task view's digest stands for it in the record.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one call, of what belongs together there"
+)]
+fn pack(
+    sink: &Sink,
+    output: &Output,
+    id: &CaseId,
+    place: &TreePath,
+    tree: &Tree,
+    views: &Views,
+    done: &Done,
+) -> Result<(TreeId, Placed), Error> {
+    let missing = || Error {
+        doing: "can not pack",
+        path: output.shown(place).into(),
+        source: std::io::Error::other("it has no package"),
+    };
+    let package = done.package.as_ref().ok_or_else(missing)?;
+    // A package's name is one component.
+    let name = CaseId::new(package.place.as_str()).map_err(|_| missing())?;
+    let package = PackageTree {
+        name: &name,
+        task: &package.name,
+        harbor: package.digest,
+        tree,
+    };
+    let (workspace, evaluation) = (&views.workspace, &views.evaluation);
+    let digests = match &sink.packer {
+        Some(packer) => packer
+            .add(id, workspace, evaluation, &package)
+            .map_err(|error| pack_failed(error, output.path()))?,
+        None => CaseDigests::of(workspace, evaluation, &package),
+    };
+    Ok((digests.task, output.packed(place, id, &digests)))
+}
+
+/// A failure to pack as one of the build.
+pub(super) fn pack_failed(error: PackError, at: &Path) -> Error {
+    match error {
+        PackError::Io {
+            doing,
+            path,
+            source,
+        } => Error {
+            doing,
+            path,
+            source,
+        },
+        other => Error {
+            doing: "can not pack the release in",
+            path: at.to_owned(),
+            source: std::io::Error::other(other),
+        },
     }
 }
 

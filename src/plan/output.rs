@@ -17,12 +17,14 @@ use super::inventory::{Inventory, Made, Making, Writer};
 use super::record::{Known, Record};
 use super::settings::Settings;
 use super::{Doubt, Error};
+use crate::bundle::CaseDigests;
 use crate::dataset::{Dataset, OUTPUT_MARK};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer};
 use crate::fs::{FsError, Kind, ReadError, Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath};
+use crate::target::Target;
 use crate::tree::{BadThing, MaterialiseError, Tree, Written, materialise};
 
 /// Files of this size are kept when an output is read.
@@ -302,6 +304,10 @@ impl Output {
         })
     }
 
+    fn record_path(&self) -> PathBuf {
+        self.state.join(format!("{}.record", self.target))
+    }
+
     fn inventory_path(&self) -> PathBuf {
         self.state.join(format!("{}.files", self.target))
     }
@@ -492,6 +498,72 @@ impl Output {
         Ok(placed(stats))
     }
 
+    /// Notes that the case at `place` is to be in the release, and whether it is another than before.
+    pub(super) fn packed(&self, place: &TreePath, case: &CaseId, digests: &CaseDigests) -> Placed {
+        let known = self.known(place);
+        let before = known.as_ref().and_then(digests_of);
+        self.remember(place, case, digests.task.to_string());
+        match before {
+            Some(before) if before == *digests => Placed::Unchanged,
+            Some(_) => Placed::Changed(Written::default()),
+            None => Placed::New(Written::default()),
+        }
+    }
+
+    /// `OUT/<target>`.
+    pub(super) fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where directories are made that are renamed when they are whole.
+    pub(super) fn staging(&self) -> PathBuf {
+        self.state.join("tmp")
+    }
+
+    /// Bundles: the release that the record is about.
+    pub(super) fn release(&self) -> Option<String> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.release.clone()
+    }
+
+    /// Bundles: notes the release that the outputs are in now.
+    pub(super) fn set_release(&mut self, release: &Digest) {
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        record.release = Some(release.to_string());
+    }
+
+    /// Bundles: forgets everything, so that every case is packed anew; also for a build that comes
+    /// after this one.
+    pub(super) fn forget(&mut self) {
+        self.record = Mutex::default();
+        if self.access == Access::Write {
+            fs::remove_file(self.record_path()).ok();
+        }
+    }
+
+    /// Bundles: removes the record's cases that the dataset has no more; their names.
+    pub(super) fn drop_gone(&mut self, dataset: &Dataset) -> Vec<String> {
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let gone = gone(record, dataset);
+        for name in &gone {
+            record.outputs.remove(name);
+        }
+        gone
+    }
+
+    /// Bundles: the recorded cases and what they are known by.
+    pub(super) fn cases(&self) -> Vec<(CaseId, CaseDigests)> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let case = |known: &Known| Some((CaseId::new(&known.case).ok()?, digests_of(known)?));
+        record.outputs.values().filter_map(case).collect()
+    }
+
     /// The digest of the tree that is at `place`: the recorded one when the output looks as it did
     /// then, else that of its content.
     fn tree_at(&self, place: &TreePath, path: &Path) -> Option<String> {
@@ -523,6 +595,10 @@ impl Output {
             record.state.as_deref() == Some(state) && known.inputs.as_deref() == Some(inputs);
         let known = known.clone();
         drop(record);
+        if self.target == Target::Bundle.name() {
+            // The release as a whole was looked at.
+            return same.then_some(known);
+        }
         if !same || known.seen.is_none() || known.seen != self.look(place) {
             return None;
         }
@@ -703,6 +779,9 @@ impl Output {
         let ours = |name: String| {
             let path = self.dir.join(&name);
             let known = record.outputs.get(&name)?;
+            if self.target == Target::Bundle.name() {
+                return Some((name, known.case.clone(), true));
+            }
             path.symlink_metadata().ok()?;
             let ours = existing(&path).as_ref() == Some(&known.tree);
             Some((name, known.case.clone(), ours))
@@ -796,6 +875,18 @@ impl Output {
             _ => Ok(()),
         }
     }
+}
+
+/// What a case of a bundle is known by.
+fn digests_of(known: &Known) -> Option<CaseDigests> {
+    let tree = |hex: &str| Some(TreeId(Digest::from_hex(hex).ok()?));
+    let (workspace, evaluation) = known.views.as_ref()?;
+    Some(CaseDigests {
+        workspace: tree(workspace)?,
+        evaluation: tree(evaluation)?,
+        task: TreeId(known.tree.parse().ok()?),
+        harbor: known.task.as_ref()?.1.parse().ok()?,
+    })
 }
 
 /// What lies in `dir` and is no output, nor what lists them; sorted.

@@ -17,7 +17,7 @@ const SCHEMA: &str = "casepack.record.v2";
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Known {
     pub(super) case: String,
-    /// The tree's digest.
+    /// The tree's digest; of a bundle, that of the task view.
     pub(super) tree: String,
     /// Harbor: the package's name and digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,6 +48,9 @@ pub(super) struct Record {
     /// What was found about the dataset as a whole in that state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) told: Vec<Told>,
+    /// Bundles: the manifest's digest of the release that the outputs are in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) release: Option<String>,
     /// By place.
     pub(super) outputs: BTreeMap<String, Known>,
 }

@@ -32,7 +32,7 @@ impl Settings {
     pub(super) fn of(target: Target, dataset: &Dataset, options: &harbor::Options) -> Self {
         let mut all = BTreeMap::new();
         all.insert("casepack format".to_owned(), FORMAT.to_owned());
-        if target == Target::Harbor {
+        if target.has_packages() {
             let templates = target::templates().hex();
             all.insert("casepack templates".to_owned(), templates[..16].to_owned());
             for (name, value) in options.values() {

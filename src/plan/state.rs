@@ -4,6 +4,7 @@ use std::fs;
 
 use super::fingerprint::{Look, look};
 use super::settings::configs;
+use crate::bundle::Compression;
 use crate::dataset::Dataset;
 use crate::diag::Levels;
 use crate::digest::Hasher;
@@ -17,7 +18,12 @@ const VERSION: &str = concat!("casepack.state.v2 ", env!("CARGO_PKG_VERSION"));
 /// The state of `dataset` and the options: the bytes of the config, what shared sources, judge
 /// files and skills look like, options, templates, and what the user made of the rules. `None` when
 /// a look can't vouch for one of them.
-pub(super) fn of(dataset: &Dataset, options: &harbor::Options, levels: &Levels) -> Option<Look> {
+pub(super) fn of(
+    dataset: &Dataset,
+    options: &harbor::Options,
+    compression: Compression,
+    levels: &Levels,
+) -> Option<Look> {
     let mut hasher = Hasher::new();
     let mut field = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -26,6 +32,7 @@ pub(super) fn of(dataset: &Dataset, options: &harbor::Options, levels: &Levels) 
     field(VERSION.as_bytes());
     field(target::templates().hex().as_bytes());
     field(format!("{options:?}").as_bytes());
+    field(compression.name().as_bytes());
     // What is an error, and what the user allowed, decides what is built.
     field(format!("{levels:?}").as_bytes());
     let sources = &dataset.sources;

@@ -92,7 +92,8 @@ pub fn verify(
     let _lock = output::lock_to_look(out, crew.observer);
     let mut verified = Verified::default();
     for &target in Target::ALL {
-        if !output::is_recorded(out, target.name()) {
+        // A bundle is a store, and verified as one.
+        if target == Target::Bundle || !output::is_recorded(out, target.name()) {
             continue;
         }
         let output = Output::open(out, target.name(), Access::Look, Doubt::default(), diags)?;
