@@ -539,10 +539,6 @@ impl Build<'_> {
 
 /// Gives the package to the packer, or where nothing is written only looks whether it is
 /// another one. The task view's digest stands for it in the record.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one call, of what belongs together there"
-)]
 fn pack(
     sink: &Sink,
     output: &Output,
