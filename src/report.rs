@@ -90,6 +90,7 @@ mod tests {
                 model: Some("m".to_owned()),
                 files: Vec::new(),
             },
+            engine: "casepack".to_owned(),
             isolated: true,
             pass_at: 1.0,
             attempts: 1,

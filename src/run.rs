@@ -6,8 +6,10 @@
 //! Invariant: what an agent left behind is hostile; it is read through handles only (policy 20).
 
 mod agent;
+mod batch;
 mod case;
 mod collect;
+mod engine;
 mod env;
 mod hooks;
 mod known;
@@ -124,6 +126,8 @@ pub struct Request<'a> {
     pub env: &'a BTreeMap<String, String>,
     /// A case with at least this reward has passed; [`PASS_AT`] by default.
     pub pass_at: f64,
+    /// Hand the packages to Harbor, with these arguments passed through, in place of running them.
+    pub harbor: Option<&'a [String]>,
     /// Over every other agent timeout.
     pub agent_timeout: Option<Duration>,
     /// Set by the signal handler: children are ended and what is known is returned.
@@ -191,7 +195,10 @@ pub fn run(
     diags: &mut Diagnostics,
 ) -> Result<RunResults, Error> {
     check_id(request.run_id)?;
-    let agent = check_agent(request, diags)?;
+    let agent = match request.harbor {
+        Some(args) => check_harbor(request, args, diags)?,
+        None => check_agent(request, diags)?,
+    };
     let io = |doing, path: &Path| {
         let path = path.to_owned();
         move |source| Error::Io {
@@ -213,6 +220,9 @@ pub fn run(
     if !request.resume && dir.symlink_metadata().is_ok() {
         return Err(Error::Exists { path: dir });
     }
+    if let Some(args) = request.harbor {
+        return by_harbor(request, args, &agent, dir, observer);
+    }
     let sandbox = find_sandbox(request, &runs_dir);
     let mut warnings = Vec::new();
     let sandbox = match (sandbox, request.sandbox) {
@@ -230,6 +240,9 @@ pub fn run(
     };
     if let Some(dataset) = request.dataset {
         tell_about(dataset, diags);
+    }
+    if batch_of(request).is_some() {
+        check_batch(request, diags)?;
     }
     let start = Start::of(request, &agent);
     let _held = if request.resume {
@@ -251,6 +264,7 @@ pub fn run(
         sandbox,
         hooks: hooks(request, &dir),
         told: Told::default(),
+        batch: None,
         dir: dir.clone(),
         diags: Mutex::new(diags.fork()),
         shown: Mutex::default(),
@@ -264,6 +278,9 @@ pub fn run(
     let cases = match around_all(&runner, Phase::BeforeAll, &scope, &mut hooked) {
         Ok(told) => {
             runner.told = told;
+            if let Some(dataset) = batch_of(request) {
+                runner.batch = Some(runner.batch(dataset));
+            }
             all_cases(&runner, observer)
         }
         Err(message) => request
@@ -297,6 +314,7 @@ pub fn run(
                 .collect(),
             ..start.agent
         },
+        engine: "casepack".to_owned(),
         isolated: runner.sandbox.is_some(),
         pass_at: request.pass_at,
         attempts: request.attempts,
@@ -312,20 +330,121 @@ pub fn run(
     Ok(results)
 }
 
-/// What is to be known about a dataset before it is run.
-fn tell_about(dataset: &Dataset, diags: &mut Diagnostics) {
-    if dataset.mode == Mode::Batch {
-        let told = "execution.mode is batch, but each case is run by itself, in its own workspace \
-                    with a batch.yaml of one entry, as Harbor does.";
-        diags.push(
-            Diagnostic::new(Rule::Unsupported, told)
-                .severity(Severity::Note)
-                .field("execution.mode")
-                .help(
-                    "Nothing has to be done; a run of all cases in one workspace is not made yet.",
-                ),
+/// Hands the packages to Harbor.
+fn by_harbor(
+    request: &Request<'_>,
+    args: &[String],
+    agent: &str,
+    dir: PathBuf,
+    observer: &dyn Observer,
+) -> Result<RunResults, Error> {
+    let start = Start::of(request, agent);
+    std::fs::create_dir(&dir).map_err(|source| Error::Io {
+        doing: "creating the run directory",
+        path: dir.clone(),
+        source,
+    })?;
+    let _held = start.begin(&dir)?;
+    observer.on(Event::StageStarted {
+        stage: Stage::Run,
+        total: request.packages.len(),
+    });
+    let cases = engine::run(request, args, &dir)?;
+    for case in &cases {
+        observer.on(Event::CaseRun {
+            case: &case.id,
+            status: case.status.name(),
+            reward: case.reward,
+            duration: case.duration,
+        });
+    }
+    observer.on(Event::StageFinished { stage: Stage::Run });
+    Ok(RunResults {
+        run_id: request.run_id.to_owned(),
+        dir,
+        casepack_version: env!("CARGO_PKG_VERSION").to_owned(),
+        dataset: DatasetRef {
+            packages_digest: packages_digest(&cases),
+            ..start.dataset
+        },
+        agent: start.agent,
+        engine: "harbor".to_owned(),
+        isolated: true,
+        pass_at: request.pass_at,
+        attempts: request.attempts,
+        thresholds: thresholds::evaluate(request.thresholds, &cases),
+        hooks: Vec::new(),
+        warnings: Vec::new(),
+        interrupted: cases
+            .iter()
+            .any(|case| case.error == Some(ErrorKind::Interrupted)),
+        cases,
+    })
+}
+
+/// Who works, when Harbor is the engine.
+fn check_harbor(
+    request: &Request<'_>,
+    args: &[String],
+    diags: &mut Diagnostics,
+) -> Result<String, Error> {
+    let mut refused = |message: String, help: &str| {
+        diags.push(Diagnostic::new(Rule::Unsupported, message).help(help));
+        Err(Error::Refused)
+    };
+    if find_program(engine::PROGRAM, request.env).is_none() {
+        return refused(
+            "The program 'harbor' is not found in PATH.".to_owned(),
+            "Install Harbor (a Python package of that name), or run without --engine harbor.",
         );
     }
+    if request.resume {
+        return refused(
+            "A run by Harbor can not be taken up again with --resume.".to_owned(),
+            "Use `harbor job resume` on the jobs directory of the run.",
+        );
+    }
+    if engine::names_agent(args) {
+        return Ok("harbor".to_owned());
+    }
+    match engine::agent(request) {
+        Some(agent) => Ok(agent.to_owned()),
+        None => refused(
+            engine::no_agent(request),
+            "Name one with --agent, or pass Harbor's own option through: -- -a NAME.",
+        ),
+    }
+}
+
+/// The dataset, when one agent is to work on all of its cases at once.
+fn batch_of<'a>(request: &Request<'a>) -> Option<&'a Dataset> {
+    let dataset = request.dataset?;
+    (request.agent == Agent::Runner && dataset.mode == Mode::Batch).then_some(dataset)
+}
+
+/// Refuses what one trial for all cases has no place for.
+fn check_batch(request: &Request<'_>, diags: &mut Diagnostics) -> Result<(), Error> {
+    let (what, instead) = match (request.resume, request.attempts) {
+        (true, _) => ("taken up again", "Start a new run."),
+        (_, 2..) => (
+            "made several times in one run",
+            "Start one run for each attempt.",
+        ),
+        _ => return Ok(()),
+    };
+    diags.push(
+        Diagnostic::new(
+            Rule::Unsupported,
+            format!("execution.mode is batch, so that the run is one trial: it can not be {what}."),
+        )
+        .field("execution.mode")
+        .help(instead),
+    );
+    Err(Error::Refused)
+}
+
+/// What is to be known about a dataset before it is run.
+fn tell_about(dataset: &Dataset, diags: &mut Diagnostics) {
     for (judge, _) in dataset
         .verification
         .thresholds

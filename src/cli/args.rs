@@ -421,6 +421,18 @@ pub(crate) struct Running {
         ("auto", SandboxMode::Auto), ("bwrap", SandboxMode::Bwrap), ("none", SandboxMode::None)
     ]))]
     pub(crate) sandbox: SandboxMode,
+    /// What runs the packages: casepack itself, or Harbor, whose own arguments follow after --
+    #[arg(
+        long,
+        value_name = "ENGINE",
+        env = "CASEPACK_ENGINE",
+        default_value = "casepack"
+    )]
+    #[arg(value_parser = ["casepack", "harbor"])]
+    pub(crate) engine: String,
+    /// Arguments for `harbor run`, with --engine harbor
+    #[arg(last = true, value_name = "ARGS")]
+    pub(crate) harbor_args: Vec<String>,
     /// The reward that passes a case
     #[arg(long, value_name = "REWARD", env = "CASEPACK_PASS_AT", value_parser = reward)]
     #[arg(default_value_t = crate::run::PASS_AT)]

@@ -28,6 +28,13 @@ const SAME_SECOND: usize = 100;
 
 pub(super) fn run(args: &Run, context: &Context) -> Outcome {
     let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
+    if args.running.engine != "harbor" && !args.running.harbor_args.is_empty() {
+        let failure = Failure::new(
+            "Arguments after -- are for Harbor, which does not run anything here.",
+            "Add --engine harbor, or remove them.",
+        );
+        return input::refused(diags, failure);
+    }
     let target = match find(args, context, &mut diags) {
         Ok(Some(target)) => target,
         Ok(None) => return Outcome::of(diags).at_least(Exit::Findings),
@@ -276,6 +283,7 @@ fn execute(
         agent_home: agent_home.as_deref(),
         env: &machine.env,
         pass_at: running.pass_at,
+        harbor: (running.engine == "harbor").then_some(running.harbor_args.as_slice()),
         agent_timeout: args.packaging.agent_timeout(),
         stop: &context.stop,
     };

@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::agent::Project;
+use super::batch::{self, Batch};
 use super::hooks::{Around, Hooks, Told};
 use super::package::{Package, SETUP, Step, Strategy, Unusable};
 use super::process::{self, Capture, Cut, Ended, Job};
@@ -35,7 +36,8 @@ const OUTPUT_MAX: u64 = 16 << 20;
 /// How long a step's `setup.sh` may take.
 const SETUP_TIMEOUT: Duration = Duration::from_mins(10);
 /// Names in a run's directory that are not those of cases.
-const TAKEN: [&str; 7] = [
+const TAKEN: [&str; 8] = [
+    batch::NAME,
     "hooks",
     "run.json",
     "results.json",
@@ -56,15 +58,29 @@ pub(super) struct Runner<'a> {
     pub(super) hooks: Hooks<'a>,
     /// What the hooks before all cases told.
     pub(super) told: Told,
+    /// What one agent did for all cases; what it could not, with the reason.
+    pub(super) batch: Option<Result<Batch, Failure>>,
     pub(super) diags: Mutex<Diagnostics>,
     /// What of the project agents were shown.
     pub(super) shown: Mutex<BTreeSet<PathBuf>>,
 }
 
 /// Why a case has no verdict.
+#[derive(Clone)]
 pub(super) enum Failure {
     NoVerdict(ErrorKind, String),
     Skipped(String),
+}
+
+impl From<Unusable> for Failure {
+    fn from(why: Unusable) -> Self {
+        match why {
+            Unusable::Broken(message) => Self::NoVerdict(ErrorKind::Package, message),
+            Unusable::Elsewhere(message) => {
+                Self::Skipped(format!("This package can not be run here: {message}"))
+            }
+        }
+    }
 }
 
 impl Failure {
@@ -107,6 +123,17 @@ pub(super) struct Life {
     steps: Vec<(String, Yaml)>,
 }
 
+impl Life {
+    /// A life that begins with what hooks told before.
+    pub(super) fn of(told: Told) -> Self {
+        Self {
+            told,
+            scope: process::mark(),
+            ..Self::default()
+        }
+    }
+}
+
 /// What one party sees and gets.
 pub(super) struct Party {
     pub(super) command: Vec<OsString>,
@@ -143,6 +170,10 @@ impl Runner<'_> {
     pub(super) fn case(&self, package: &PackageRef, dir: &Path) -> CaseResult {
         let start = Instant::now();
         let mut result = CaseResult::new(&package.id);
+        if self.request.attempts > 1 {
+            let place = dir.strip_prefix(&self.dir).unwrap_or(dir);
+            result.dir = Some(place.to_string_lossy().into_owned());
+        }
         let mut messages = Vec::new();
         let failure = match self.prepare(package, dir, &mut result) {
             Err(failure) => Some(failure),
@@ -197,12 +228,7 @@ impl Runner<'_> {
         result: &mut CaseResult,
     ) -> Result<Work<'r>, Failure> {
         let id = &reference.id;
-        let package = Package::read(&reference.dir).map_err(|why| match why {
-            Unusable::Broken(message) => Failure::NoVerdict(ErrorKind::Package, message),
-            Unusable::Elsewhere(message) => {
-                Failure::Skipped(format!("This package can not be run here: {message}"))
-            }
-        })?;
+        let package = Package::read(&reference.dir)?;
         result.package_digest = package.digest.map(|digest| digest.to_string());
         if let Some(sandbox) = &self.sandbox {
             if let Some(why) = sandbox.refuses_workdir(&package.workdir) {
@@ -240,17 +266,7 @@ impl Runner<'_> {
         let root = Root::open(&workspace).map_err(|error| made(error.source))?;
         write_tree(&package.workspace, &root)?;
         let outputs = self.declared(&package);
-        for (path, directory) in &outputs {
-            // Nothing but the package's own files is here yet. One that is in the way is no
-            // error: then the output is a file.
-            let host = workspace.join(path.as_str());
-            let made = if *directory {
-                std::fs::create_dir_all(host)
-            } else {
-                host.parent().map_or(Ok(()), std::fs::create_dir_all)
-            };
-            made.ok();
-        }
+        make_outputs(&root, &outputs);
         Ok(Work {
             runner: self,
             id: id.clone(),
@@ -262,7 +278,7 @@ impl Runner<'_> {
         })
     }
 
-    fn read_case(
+    pub(super) fn read_case(
         &self,
         dataset: &dataset::Dataset,
         reference: &PackageRef,
@@ -288,7 +304,7 @@ impl Runner<'_> {
     }
 
     /// Declared outputs: from the dataset, else from what the package's judges are told.
-    fn declared(&self, package: &Package) -> Vec<(TreePath, bool)> {
+    pub(super) fn declared(&self, package: &Package) -> Vec<(TreePath, bool)> {
         // As the harness has it: without a trailing slash a name with a suffix is a file's.
         let directory = |path: &TreePath| !path.name().contains('.');
         if let Some(dataset) = self.request.dataset {
@@ -330,6 +346,20 @@ pub(super) fn write_tree(tree: &Tree, root: &Root) -> Result<(), Failure> {
     })
 }
 
+/// Makes the directories of declared outputs. Nothing but the package's own files is there yet; one
+/// that is in the way is no error: then the output is a file.
+pub(super) fn make_outputs(workspace: &Root, outputs: &[(TreePath, bool)]) {
+    for (path, directory) in outputs {
+        let host = workspace.absolute(Some(path));
+        let made = if *directory {
+            std::fs::create_dir_all(host)
+        } else {
+            host.parent().map_or(Ok(()), std::fs::create_dir_all)
+        };
+        made.ok();
+    }
+}
+
 /// Writes `result.json`; that it can't be is told in the result itself.
 pub(super) fn write_result(dir: &Path, result: &mut CaseResult) {
     if let Err(error) = write_atomic(&dir.join("result.json"), &to_text(result), 0o644) {
@@ -341,11 +371,7 @@ pub(super) fn write_result(dir: &Path, result: &mut CaseResult) {
 impl Work<'_> {
     /// The case between its hooks.
     fn live(&self, result: &mut CaseResult, messages: &mut Vec<String>) -> Result<(), Failure> {
-        let mut life = Life {
-            told: self.runner.told.clone(),
-            scope: process::mark(),
-            ..Life::default()
-        };
+        let mut life = Life::of(self.runner.told.clone());
         let mut done = self.hooks(Phase::BeforeEach, None, &mut life);
         if done.is_ok() {
             done = self.run(&mut life, result, messages);
@@ -367,7 +393,9 @@ impl Work<'_> {
         life: &mut Life,
     ) -> Result<(), Failure> {
         let hooks = &self.runner.hooks;
-        if !hooks.has(phase) {
+        // With one agent for all cases there is nothing around each (policy 16).
+        let alone = self.runner.batch.is_none() || phase == Phase::BeforeScoring;
+        if !alone || !hooks.has(phase) {
             return Ok(());
         }
         let workspace = self.dir.join("workspace");
@@ -500,7 +528,11 @@ impl Work<'_> {
         }
         self.hooks(Phase::BeforeStep, Some((index, step, None)), life)?;
         self.set_up(index, step, &dir, life)?;
-        let run = self.agent(index, step, &dir, life, report);
+        let run = match &self.runner.batch {
+            None => self.agent(index, step, &dir, life, report),
+            Some(Ok(batch)) => self.take_share(batch, report).map(Some),
+            Some(Err(failure)) => Err(failure.clone()),
+        };
         let code = run.as_ref().ok().and_then(Option::as_ref);
         let code = code.map(|run| run.exit_code.unwrap_or(-1));
         self.hooks(Phase::AfterStep, Some((index, step, code)), life)
@@ -750,7 +782,7 @@ impl Work<'_> {
     }
 
     /// Without a sandbox an agent can move its workspace away and put a link there.
-    fn check_workspace(&self, report: &mut StepResult) -> Result<(), Failure> {
+    pub(super) fn check_workspace(&self, report: &mut StepResult) -> Result<(), Failure> {
         let path = self.dir.join("workspace");
         let failed = |error: io::Error| Failure::io("Looking at the workspace", &error);
         let same = |meta: std::fs::Metadata| -> io::Result<bool> {
@@ -821,7 +853,7 @@ impl Work<'_> {
     }
 
     /// Takes away what only the parties needed.
-    fn clean_up(&self, messages: &mut Vec<String>) {
+    pub(super) fn clean_up(&self, messages: &mut Vec<String>) {
         for own in ["home", "tmp", "tests", "solution"] {
             if let Err(error) = remove_tree(&self.dir.join(own)) {
                 messages.push(format!("{own} could not be removed: {}.", error.source));

@@ -26,6 +26,9 @@ pub struct RunResults {
     pub dataset: DatasetRef,
     /// Who worked.
     pub agent: AgentRef,
+    /// What ran the packages: `casepack`, or `harbor` (`--engine`).
+    #[serde(default = "own_engine")]
+    pub engine: String,
     /// Whether agents and verifiers ran in a sandbox.
     pub isolated: bool,
     /// What is to be known about the whole run: that it was not isolated, and why.
@@ -162,6 +165,8 @@ pub enum ErrorKind {
     RewardUnnamed,
     /// Nothing judged the case.
     Unjudged,
+    /// Harbor, as the engine, failed or left the package out.
+    Engine,
     /// The disk failed.
     Io,
     /// The run was stopped.
@@ -225,6 +230,9 @@ pub struct CaseResult {
     /// The attempts, when there were several (`--attempts`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Self>,
+    /// Where its files are, relative to the run's directory, when that is not its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dir: Option<String>,
     /// Whether it was taken over from an earlier run (`--resume`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resumed: bool,
@@ -480,6 +488,7 @@ impl CaseResult {
             outputs: Outputs::default(),
             retried: Vec::new(),
             attempts: Vec::new(),
+            dir: None,
             resumed: false,
         }
     }
@@ -507,6 +516,7 @@ impl CaseResult {
             told.extend([" ", why]);
         }
         all.message = Some(told);
+        all.dir = None;
         all.attempts = attempts;
         all
     }
@@ -567,6 +577,10 @@ mod as_seconds {
         let seconds = f64::deserialize(from)?;
         Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
     }
+}
+
+fn own_engine() -> String {
+    "casepack".to_owned()
 }
 
 fn one() -> u32 {

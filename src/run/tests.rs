@@ -210,6 +210,7 @@ impl World {
                 attempts: 1,
                 retries: 0,
                 agent_home: None,
+                harbor: None,
                 dataset_name: "test",
                 dataset_digest: None,
                 packages: &self.packages,

@@ -931,3 +931,168 @@ fn a_step_that_fails_ends_the_case_unless_it_may() {
         assert_eq!(project.path("runs/r/a/workspace/worked/x").exists(), told);
     }
 }
+
+#[test]
+fn a_batch_is_one_trial_whose_outputs_are_shared_out() {
+    let agent = "ls -A | sort > out/RFE-1.list; cp batch.yaml out/RFE-1.yaml; echo x >> $LOG\n\
+                 echo two > out/RFE-2.md; echo third > out/RFE-3.md; echo all > shared/note\n\
+                 ln -s /etc/hostname out/RFE-2.link\n";
+    let project = ProjectBuilder::new()
+        .eval_yaml(
+            "name: batch\n\
+             dataset:\n  path: cases\n  schema: prompt\n  workspace: {files: [{dest: rules.md, source: rules.md}]}\n\
+             execution: {mode: batch, prompt: Do batch.yaml, env: {LOG: '@/log'}}\n\
+             runner: {type: cli, command: [sh, agent.sh]}\n\
+             outputs: [{path: out, batch_pattern: 'RFE-{n}'}, {path: shared, batch_pattern: '*'}]\n\
+             judges:\n  - name: own\n    check: 'return outputs[\"annotations\"][\"files\"] == \" \".join(sorted(outputs[\"files\"]))'\n",
+        )
+        .file("rules.md", "rules\n")
+        .file("agent.sh", agent)
+        .case("a", |case| {
+            let files = "out/RFE-1.list out/RFE-1.yaml out/RFE-2.md shared/note";
+            case.input("- prompt: one\n- prompt: two\n").annotations(&format!("files: {files}\n"))
+        })
+        .case("b", |case| {
+            case.input("prompt: three\n").annotations("files: out/RFE-3.md shared/note\n")
+        })
+        .build();
+    let config = project
+        .read("eval.yaml")
+        .replace('@', &project.root().display().to_string());
+    project.write("eval.yaml", config);
+    let outcome = run(&project, &["--run-id", "r", "--output", "json"])
+        .run()
+        .assert_code(0);
+    assert_eq!(project.read("log"), "x\n");
+    // The agent saw what the workspace target has for all cases.
+    project
+        .casepack(["build", "--target", "workspace"])
+        .assert_code(0);
+    assert_eq!(
+        project.read("runs/r/_batch/outputs/out/RFE-1.yaml"),
+        project.read("dist/workspace/_batch/batch.yaml")
+    );
+    let mut seen: Vec<_> = std::fs::read_dir(project.path("dist/workspace/_batch"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .chain(["out".to_owned(), "shared".to_owned()])
+        .collect();
+    seen.sort();
+    let list = project.read("runs/r/_batch/outputs/out/RFE-1.list");
+    assert_eq!(list.lines().collect::<Vec<_>>(), seen);
+    assert_eq!(outcome.json()["cases"][1]["agent"]["exit_code"], 0);
+    for (args, told) in [
+        (&["--attempts", "2"][..], "made several times"),
+        (&["--resume", "r"], "taken up again"),
+    ] {
+        let outcome = run(&project, args).run().assert_code(1);
+        assert!(outcome.stderr.contains(told), "{outcome}");
+    }
+    // Nobody started: no case has a verdict, and each says so.
+    let outcome = run(
+        &project,
+        &["--agent-command", "no-such-program", "--output", "json"],
+    )
+    .run();
+    let document = outcome.assert_code(1).json();
+    assert_eq!(document["summary"]["errors"], 2);
+    assert_eq!(document["cases"][1]["error"], "agent-start");
+}
+
+/// A stand-in for Harbor that writes a job directory as the real one does, and says how it was
+/// called.
+const HARBOR: &str = r#"#!/bin/sh
+printf '%s\n' "$@" > called
+while [ $# -gt 0 ]; do [ "$1" = -o ] && jobs=$2; shift; done
+echo "streamed"
+trial() {
+  mkdir -p "$jobs/harbor/$1/verifier"
+  printf '%s' "{\"task_id\": {\"path\": \"x/$2\"}, \"started_at\": \"2026-11-30T22:47:1$3Z\", \"finished_at\": \"2026-11-30T22:47:19Z\",
+    \"agent_execution\": {\"started_at\": \"2026-11-30T22:47:12Z\", \"finished_at\": \"2026-11-30T22:47:14.5Z\"},
+    \"agent_result\": {\"n_input_tokens\": 9, \"n_cache_tokens\": 4, \"n_output_tokens\": 2, \"cost_usd\": 0.5}, $4}" > "$jobs/harbor/$1/result.json"
+  printf '%s' '{"task": {"digest": "sha256:8f434346648f6b96df89dda901c5176b10a6d83961dd3c1ac88b59b2dc327aa4"}}' > "$jobs/harbor/$1/lock.json"
+}
+trial a__1 a 1 '"verifier_result": {"rewards": {"reward": 1.0}}, "exception_info": null'
+printf '{"judges": [{"name": "good", "value": true}]}' > "$jobs/harbor/a__1/verifier/judges.json"
+trial b__1 b 2 '"verifier_result": null, "exception_info": {"exception_type": "RewardFileNotFoundError", "exception_message": "no file"}'
+"#;
+
+#[test]
+fn packages_are_handed_to_harbor() {
+    let project = judged("true\n", "thresholds: {good: {min_pass_rate: 0.3}}\n");
+    for case in ["c", "d"] {
+        project.write(&format!("cases/{case}/input.yaml"), "prompt: x\n");
+    }
+    project.write("bin/harbor", HARBOR);
+    std::fs::set_permissions(
+        project.path("bin/harbor"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    let path = format!(
+        "{}:{}",
+        project.path("bin").display(),
+        std::env::var("PATH").unwrap()
+    );
+    let harbor = |args: &[&str]| {
+        let own = ["run", "--engine", "harbor", "--case", "[abc]"];
+        project
+            .invoke(own.iter().chain(args))
+            .env("PATH", &path)
+            .run()
+    };
+    let args = [
+        "--run-id", "r", "-j", "3", "--model", "m", "--agent", "codex", "--output", "json",
+    ];
+    let outcome = harbor(&[&args[..], &["--", "--env", "docker"]].concat()).assert_code(1);
+    let runs = project.path("runs/r/jobs").display().to_string();
+    assert_eq!(
+        project.read("called"),
+        format!(
+            "run\n-p\n{}\n-i\na\n-i\nb\n-i\nc\n--yes\n--job-name\nharbor\n-o\n{runs}\n-n\n3\n-k\n1\n-r\n0\n\
+             -a\ncodex\n-m\nm\n--env\ndocker\n",
+            project.path("dist/harbor").display()
+        )
+    );
+    assert!(outcome.stderr.contains("streamed"), "{outcome}");
+    let document = outcome.json();
+    assert_eq!(document["engine"], "harbor");
+    let cases = &document["cases"];
+    assert_eq!(
+        (&cases[0]["status"], &cases[0]["reward"]),
+        (&json!("passed"), &json!(1.0))
+    );
+    assert_eq!(cases[0]["dir"], "jobs/harbor/a__1");
+    assert_eq!(cases[0]["judges"][0]["name"], "good");
+    assert_eq!(cases[0]["agent"]["duration_s"], 2.5);
+    assert_eq!(cases[0]["agent"]["token_usage"]["input"], 5);
+    assert!(
+        cases[0]["package_digest"]
+            .as_str()
+            .unwrap()
+            .starts_with("sha256:8f43")
+    );
+    assert_eq!(cases[1]["error"], "reward-missing");
+    // What Harbor leaves out in silence is named.
+    assert_eq!(cases[2]["error"], "engine");
+    let message = cases[2]["message"].as_str().unwrap();
+    assert!(message.contains("no trial of this package") && message.contains("harbor lint"));
+    assert_eq!(document["thresholds"][0]["met"], true);
+    for (args, told) in [
+        (&[][..], "Harbor can not run the command of runner.type cli"),
+        (&["--resume", "r", "--agent", "nop"], "harbor job resume"),
+    ] {
+        let outcome = harbor(args).assert_code(1);
+        assert!(outcome.stderr.contains(told), "{outcome}");
+    }
+    harbor(&["--", "-a", "own:Agent"]).assert_code(1);
+    assert!(project.read("called").ends_with("-r\n0\n-a\nown:Agent\n"));
+    let outcome = run(&project, &["--", "-a", "x"]).run().assert_code(2);
+    assert!(outcome.stderr.contains("--engine harbor"), "{outcome}");
+    let outcome = project.invoke(["run", "--engine", "harbor", "--agent", "nop"]);
+    let outcome = outcome.env("PATH", "/usr/bin:/bin").run().assert_code(1);
+    assert!(
+        outcome.stderr.contains("'harbor' is not found"),
+        "{outcome}"
+    );
+}

@@ -1,0 +1,302 @@
+//! Batch mode: one agent, one workspace, all cases; then each case is judged with its share
+//! (policy 16, agent-eval-harness 3.1).
+//!
+//! Owns what the shared workspace holds and which file belongs to which case. Refuses to know
+//! judges.
+//! Invariant: a case is judged in its own package's workspace, with nothing of other cases but what
+//! the dataset gives to every case.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::case::{Failure, Life, Runner, Work, write_tree};
+use super::collect::{self, Limits};
+use super::package::Package;
+use super::results::{AgentRun, ErrorKind, StepResult};
+use crate::dataset::{self, Dataset};
+use crate::fs::Root;
+use crate::path::{CaseId, TreePath};
+use crate::tree::{Content, Mode, Tree, TreeBuilder};
+use crate::yaml::Yaml;
+
+/// The directory of the shared trial in a run's directory.
+pub(super) const NAME: &str = "_batch";
+const BATCH: &str = "batch.yaml";
+/// What a package's workspace has of its own case (policy 1); in batch mode all else is shared.
+const OWN: [&str; 5] = [
+    BATCH,
+    "answers.yaml",
+    "input.json",
+    "input.yaml",
+    "input.yml",
+];
+
+/// What came out of the one trial.
+pub(super) struct Batch {
+    pub(super) run: AgentRun,
+    /// What is to be said about it.
+    pub(super) message: Option<String>,
+    /// What the agent printed, and the outputs that were taken.
+    dir: PathBuf,
+    /// Outputs by case.
+    shares: BTreeMap<CaseId, Vec<TreePath>>,
+}
+
+impl Runner<'_> {
+    /// Lets one agent work on all cases. An error is why there is no verdict on any.
+    pub(super) fn batch(&self, dataset: &Dataset) -> Result<Batch, Failure> {
+        let packages = self.request.packages;
+        let first = packages
+            .first()
+            .ok_or_else(|| Failure::Skipped("There are no cases.".to_owned()))?;
+        let mut package = Package::read(&first.dir).map_err(Failure::from)?;
+        let mut cases = Vec::new();
+        for package in packages {
+            cases.push(self.read_case(dataset, package)?);
+        }
+        let text = dataset::batch_yaml(cases.iter().map(|case| &case.input));
+        package.workspace = shared(&package.workspace, text)?;
+        let counts: Vec<usize> = cases.iter().map(|case| entries(&case.input)).collect();
+        let dir = self.dir.join(NAME);
+        let made = |error: std::io::Error| Failure::io("Making the batch's directory", &error);
+        for name in ["workspace", "home", "tmp", "logs/agent", "logs/artifacts"] {
+            std::fs::create_dir_all(dir.join(name)).map_err(made)?;
+        }
+        let workspace = Root::open(&dir.join("workspace")).map_err(|error| made(error.source))?;
+        write_tree(&package.workspace, &workspace)?;
+        let outputs = self.declared(&package);
+        super::case::make_outputs(&workspace, &outputs);
+        let work = Work {
+            runner: self,
+            id: first.id.clone(),
+            package,
+            // The instruction is the same for all cases, and so is the rest of what is asked.
+            case: cases.into_iter().next(),
+            dir: dir.clone(),
+            workspace,
+            outputs,
+        };
+        let step = work.package.steps.first();
+        let step = step.ok_or_else(|| Failure::Skipped("There is no step.".to_owned()))?;
+        let mut report = StepResult::new("");
+        let life = Life::of(self.told.clone());
+        let run = work.agent(0, step, &dir, &life, &mut report)?;
+        if work.stopped() {
+            return Err(Failure::stopped());
+        }
+        work.check_workspace(&mut report)?;
+        let taken = work.take_all(packages.len())?;
+        work.clean_up(&mut Vec::new());
+        let patterns = dataset.verification.outputs.iter();
+        let patterns = patterns
+            .filter_map(|output| Some((output.path.clone()?, output.batch_pattern.clone())));
+        let mut shares: BTreeMap<CaseId, Vec<TreePath>> = BTreeMap::new();
+        for (output, pattern) in patterns {
+            let files = taken
+                .iter()
+                .filter(|file| file.starts_with(&output))
+                .cloned()
+                .collect();
+            let parts = share(files, &pattern, &counts);
+            for (package, part) in packages.iter().zip(parts) {
+                shares.entry(package.id.clone()).or_default().extend(part);
+            }
+        }
+        Ok(Batch {
+            run: run.unwrap_or_default(),
+            message: report.message,
+            dir,
+            shares,
+        })
+    }
+}
+
+impl Work<'_> {
+    /// Copies every declared output to the batch's own directory.
+    fn take_all(&self, cases: usize) -> Result<Vec<TreePath>, Failure> {
+        let one = Limits::default();
+        let limits = Limits {
+            file: one.file,
+            total: one
+                .total
+                .saturating_mul(u64::try_from(cases).unwrap_or(u64::MAX)),
+            files: one.files.saturating_mul(cases),
+        };
+        let paths: Vec<TreePath> = self.outputs.iter().map(|(path, _)| path.clone()).collect();
+        let taken = collect::outputs(&self.workspace, &paths, &self.dir.join("outputs"), limits)
+            .map_err(|error| Failure::io("Collecting the outputs", &error))?;
+        let files = taken.files.iter();
+        Ok(files
+            .filter_map(|file| TreePath::new(&file.path).ok())
+            .collect())
+    }
+
+    /// Puts the case's share into its own workspace, and the agent's words where it is judged.
+    pub(super) fn take_share(
+        &self,
+        batch: &Batch,
+        report: &mut StepResult,
+    ) -> Result<AgentRun, Failure> {
+        let failed = |error: std::io::Error| Failure::io("Sharing out the batch's outputs", &error);
+        for path in batch.shares.get(&self.id).into_iter().flatten() {
+            let from = batch.dir.join("outputs").join(path.as_str());
+            // Nobody but casepack has written here.
+            let to = self.dir.join("workspace").join(path.as_str());
+            if let Some(parent) = to.parent() {
+                std::fs::create_dir_all(parent).map_err(failed)?;
+            }
+            std::fs::copy(from, to).map_err(failed)?;
+        }
+        for name in ["stdout.txt", "stderr.txt"] {
+            std::fs::copy(batch.dir.join(name), self.dir.join(name)).map_err(failed)?;
+        }
+        if let Some(told) = &batch.message {
+            report.add_message(told);
+        }
+        Ok(batch.run.clone())
+    }
+}
+
+/// The workspace of all cases: a package's one without what is of its case.
+fn shared(one: &Tree, batch_yaml: String) -> Result<Tree, Failure> {
+    let clash = |_| Failure::NoVerdict(ErrorKind::Internal, "Two files have one place.".to_owned());
+    let mut builder = TreeBuilder::new();
+    let all = one.filter(|path| !OWN.contains(&path.as_str()));
+    for (path, entry) in all.iter() {
+        builder
+            .insert(path.clone(), entry.mode, entry.content.clone())
+            .map_err(clash)?;
+    }
+    if let Ok(path) = TreePath::new(BATCH) {
+        let content = Content::bytes(batch_yaml.into_bytes());
+        builder
+            .insert(path, Mode::Regular, content)
+            .map_err(clash)?;
+    }
+    Ok(builder.finish())
+}
+
+/// How many entries of `batch.yaml` come from this input.
+fn entries(input: &Yaml) -> usize {
+    match input {
+        Yaml::Null => 0,
+        Yaml::Seq(items) => items.len(),
+        _ => 1,
+    }
+}
+
+/// Shares files out to cases: by `pattern` (`*`: all to every case; `RFE-{n}`: by the beginning of
+/// the name, where n counts entries from 1), else by the `LETTERS-digits` that names begin with
+/// where there are enough of these, else one after the other (agent-eval-harness 3.3).
+fn share(files: Vec<TreePath>, pattern: &str, counts: &[usize]) -> Vec<Vec<TreePath>> {
+    if pattern == "*" {
+        return counts.iter().map(|_| files.clone()).collect();
+    }
+    if !pattern.is_empty() {
+        let mut next = 1;
+        return counts
+            .iter()
+            .map(|count| {
+                let prefixes: Vec<String> =
+                    (next..next + count).map(|n| numbered(pattern, n)).collect();
+                next += count;
+                let own = |file: &&TreePath| {
+                    prefixes
+                        .iter()
+                        .any(|prefix| file.name().starts_with(prefix))
+                };
+                files.iter().filter(own).cloned().collect()
+            })
+            .collect();
+    }
+    let mut groups: BTreeMap<String, Vec<TreePath>> = BTreeMap::new();
+    for file in &files {
+        if let Some(prefix) = letters_and_digits(file.name()) {
+            groups
+                .entry(prefix.to_owned())
+                .or_default()
+                .push(file.clone());
+        }
+    }
+    let mut parts: Vec<Vec<TreePath>> = if !groups.is_empty() && groups.len() * 2 >= counts.len() {
+        groups.into_values().collect()
+    } else {
+        files.into_iter().map(|file| vec![file]).collect()
+    };
+    parts.resize(counts.len(), Vec::new());
+    parts
+}
+
+/// `{n}` and `{n:03d}` as Python's `format` has them.
+fn numbered(pattern: &str, n: usize) -> String {
+    let Some((before, rest)) = pattern.split_once("{n") else {
+        return pattern.to_owned();
+    };
+    let Some((format, after)) = rest.split_once('}') else {
+        return pattern.to_owned();
+    };
+    let digits = format.trim_start_matches(':').trim_end_matches('d');
+    let width: usize = digits.parse().unwrap_or(0);
+    let number = if digits.starts_with('0') {
+        format!("{n:0width$}", width = width.min(20))
+    } else {
+        format!("{n:width$}", width = width.min(20))
+    };
+    format!("{before}{number}{}", numbered(after, n))
+}
+
+fn letters_and_digits(name: &str) -> Option<&str> {
+    let letters = name.bytes().take_while(u8::is_ascii_alphabetic).count();
+    let rest = name.get(letters..)?.strip_prefix('-')?;
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    (letters > 0 && digits > 0).then(|| name.get(..letters + 1 + digits))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared_out(files: &[&str], pattern: &str, counts: &[usize]) -> Vec<String> {
+        let files = files
+            .iter()
+            .map(|file| TreePath::new(file).unwrap())
+            .collect();
+        let parts = share(files, pattern, counts);
+        let names = |part: Vec<TreePath>| {
+            part.iter()
+                .map(TreePath::as_str)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        parts.into_iter().map(names).collect()
+    }
+
+    #[test]
+    fn files_are_shared_out_as_the_harness_does() {
+        let files = ["out/RFE-001.md", "out/RFE-002-x.md", "out/RFE-003.md"];
+        for (pattern, counts, wanted) in [
+            ("*", &[1, 1][..], [files.join(" "), files.join(" ")]),
+            (
+                "RFE-{n:03d}",
+                &[1, 1],
+                [files[0].to_owned(), files[1].to_owned()],
+            ),
+            (
+                "RFE-00{n}",
+                &[2, 1],
+                [files[..2].join(" "), files[2].to_owned()],
+            ),
+            ("", &[1, 1], [files[0].to_owned(), files[1].to_owned()]),
+        ] {
+            assert_eq!(shared_out(&files, pattern, counts), wanted, "{pattern}");
+        }
+        // Names without numbers: one each, in their order; who is left gets nothing.
+        assert_eq!(
+            shared_out(&["o/a", "o/b"], "", &[1, 1, 1]),
+            ["o/a", "o/b", ""]
+        );
+        assert_eq!(shared_out(&["o/TASK-1/x"], "", &[1]), ["o/TASK-1/x"]);
+        assert_eq!(numbered("a{n}-{n:2}", 7), "a7- 7");
+        assert_eq!(numbered("{m}{n", 7), "{m}{n");
+    }
+}
