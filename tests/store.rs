@@ -20,28 +20,28 @@ use casepack::store::{
 
 use crate::support::{BUCKET, Fault, Proxy, Request, S3Server, Way};
 
-fn key(text: &str) -> TreePath {
+pub(crate) fn key(text: &str) -> TreePath {
     TreePath::new(text).unwrap()
 }
 
-fn put(store: &dyn Store, at: &str, bytes: &[u8]) -> Etag {
+pub(crate) fn put(store: &dyn Store, at: &str, bytes: &[u8]) -> Etag {
     store
         .put(&key(at), Body::Bytes(bytes), &Digest::of(bytes))
         .unwrap()
 }
 
-fn get(store: &dyn Store, at: &str) -> Object {
+pub(crate) fn get(store: &dyn Store, at: &str) -> Object {
     store.get(&key(at), 1 << 20).unwrap()
 }
 
-fn keys(store: &dyn Store, prefix: &str) -> Vec<String> {
+pub(crate) fn keys(store: &dyn Store, prefix: &str) -> Vec<String> {
     let entries = store.entries(prefix, 10_000).unwrap();
     let key = |entry: Entry| entry.key.as_str().to_owned();
     entries.into_iter().map(key).collect()
 }
 
 #[track_caller]
-fn assert_reason<T: std::fmt::Debug>(
+pub(crate) fn assert_reason<T: std::fmt::Debug>(
     result: Result<T, StoreError>,
     expected: impl Fn(&Reason) -> bool,
 ) {
@@ -51,7 +51,7 @@ fn assert_reason<T: std::fmt::Debug>(
 }
 
 /// Everything that a store promises. It must be empty, and is again afterwards.
-fn conforms(store: &dyn Store) {
+pub(crate) fn conforms(store: &dyn Store) {
     refuses_what_is_damaged(store);
     conforms_but_for_damage(store);
 }

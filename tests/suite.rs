@@ -10,6 +10,7 @@
 
 mod architecture;
 mod cli;
+mod cluster;
 mod hostile;
 mod invariants;
 mod judges;

@@ -1,10 +1,12 @@
 //! Worlds for tests: projects made in code, and commands that see nothing of this machine.
 
+mod cluster;
 mod command;
 mod project;
 mod proxy;
 mod s3;
 
+pub(crate) use cluster::Cluster;
 pub(crate) use command::{Invocation, Outcome};
 pub(crate) use project::{Project, ProjectBuilder};
 pub(crate) use proxy::{Fault, Proxy, Way};

@@ -90,8 +90,9 @@ impl Default for S3Settings {
             path_style: None,
             access: Access::Chain,
             ca_bundle: None,
-            timeout: Duration::from_secs(30),
-            patience: Duration::from_mins(1),
+            timeout: Duration::from_secs(20),
+            // A cluster may need 100 s to notice that one of its nodes is frozen.
+            patience: Duration::from_mins(2),
         }
     }
 }
