@@ -12,13 +12,19 @@ mod completions;
 mod diff;
 mod exit;
 mod explain;
+mod gc;
 mod init;
 mod input;
+mod inspect;
+mod ls;
 mod man;
 mod outcome;
 mod plan;
+mod publish;
+mod pull;
 mod run;
 mod settings;
+mod store;
 mod ui;
 mod verify;
 
@@ -97,6 +103,11 @@ fn dispatch(args: &[OsString]) -> Exit {
         Verb::Run(args) => run::run(args, &context),
         Verb::Verify(args) => verify::run(args, &context),
         Verb::Diff(args) => diff::run(args, &context),
+        Verb::Publish(args) => publish::run(args, &context),
+        Verb::Pull(args) => pull::run(args, &context),
+        Verb::Ls(args) => ls::run(args, &context),
+        Verb::Inspect(args) => inspect::run(args, &context),
+        Verb::Gc(args) => gc::run(args, &context),
         Verb::Explain(args) => explain::run(args, &context),
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),
@@ -173,6 +184,11 @@ impl Verb {
             Self::Run(_) => "run",
             Self::Verify(_) => "verify",
             Self::Diff(_) => "diff",
+            Self::Publish(_) => "publish",
+            Self::Pull(_) => "pull",
+            Self::Ls(_) => "ls",
+            Self::Inspect(_) => "inspect",
+            Self::Gc(_) => "gc",
             Self::Explain(_) => "explain",
             Self::Completions(_) => "completions",
             Self::Man(_) => "man",

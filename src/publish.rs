@@ -7,6 +7,7 @@
 //! whole cases only; nothing is written outside the destination.
 
 mod gc;
+mod list;
 mod locate;
 mod present;
 mod pull;
@@ -20,6 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use self::gc::{Collected, Collection, collect};
+pub use self::list::{CaseRow, case, cases};
 pub use self::pull::{Layout, Pull, Pulled, pull};
 pub use self::push::{Push, Pushed, push};
 pub use self::remote::{Named, Remote, Which};
@@ -81,7 +83,9 @@ impl PublishError {
                              again, or take it from another store."
                 .to_owned(),
             Self::Refused { help, .. } => help.clone(),
-            Self::NoCase => "Look at the cases with `casepack inspect`.".to_owned(),
+            Self::NoCase => {
+                "See the cases of a release with `casepack ls STORE --ref NAME`.".to_owned()
+            }
             Self::Io { .. } => "Check that the place can be used and has room.".to_owned(),
             Self::Stopped => "What is finished is whole: the same command goes on.".to_owned(),
         }

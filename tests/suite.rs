@@ -9,6 +9,7 @@
 )]
 
 mod architecture;
+mod bundle;
 mod cli;
 mod cluster;
 mod hostile;

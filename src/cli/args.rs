@@ -3,6 +3,8 @@
 //! Every flag has an environment variable of its name (a test); lists in the environment have
 //! one value a line, those of targets and rules may also be separated by commas.
 
+mod bundles;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -10,6 +12,7 @@ use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+pub(crate) use self::bundles::{Gc, Inspect, Ls, Publish, Pull, PullAs, PullView, S3Args, Source};
 use crate::bundle::Compression;
 use crate::dataset::Format;
 use crate::diag::Rule;
@@ -58,6 +61,16 @@ pub(crate) enum Verb {
     Verify(Verify),
     /// Say what differs between two builds, two datasets, or a dataset and a build
     Diff(Diff),
+    /// Build a release and send it to a store
+    Publish(Publish),
+    /// Get cases from a store, verified
+    Pull(Pull),
+    /// List the releases of a store, or the cases of one
+    Ls(Ls),
+    /// Show a release, or the trees of one of its cases
+    Inspect(Inspect),
+    /// Remove from a store what no release needs
+    Gc(Gc),
     /// Say what a rule means, why, and how to mend what it found
     Explain(Explain),
     /// Write the completions of a shell to standard output
@@ -486,7 +499,7 @@ pub(crate) struct Completions {
 #[derive(Debug, Args)]
 pub(crate) struct Man {
     /// The page of one command; of casepack itself without it
-    #[arg(value_parser = ["init", "check", "plan", "build", "run", "verify", "diff", "explain", "completions"])]
+    #[arg(value_parser = ["init", "check", "plan", "build", "run", "verify", "diff", "publish", "pull", "ls", "inspect", "gc", "explain", "completions"])]
     pub(crate) command: Option<String>,
 }
 

@@ -30,8 +30,10 @@ pub(crate) struct Machine {
     terminals: (bool, bool),
     /// Columns of the terminal, or what `COLUMNS` says.
     width: usize,
-    /// Seconds since 1970.
+    /// Seconds since 1970, or what `SOURCE_DATE_EPOCH` says.
     now: u64,
+    /// Seconds since 1970 by the clock, whatever `SOURCE_DATE_EPOCH` says: what garbage is told by.
+    pub(crate) clock: u64,
 }
 
 /// How things are shown.
@@ -91,6 +93,7 @@ impl Machine {
                 .get("SOURCE_DATE_EPOCH")
                 .and_then(|epoch| epoch.parse().ok())
                 .unwrap_or(seconds),
+            clock: seconds,
             env,
         })
     }
@@ -104,6 +107,7 @@ impl Machine {
             terminals: (false, false),
             width: 100,
             now: 0,
+            clock: 0,
         }
     }
 
@@ -285,6 +289,7 @@ mod tests {
             terminals,
             width: 100,
             now: 0,
+            clock: 0,
         }
     }
 

@@ -400,6 +400,11 @@ rules! {
         "They exist only while a case runs; a package is written before."
         "Tell the agent where the earlier step leaves its results; the steps of a case share one workspace."
         "prompt: \"{{ steps.plan.output }}\""
+    StoreIgnoresConditions "store-ignores-conditions" Warning true
+        "The store ignores conditional writes."
+        "A tag is moved only if nobody else has moved it meanwhile. A store that ignores the condition lets the last of two publishers win, and does not tell the other."
+        "Let one publisher at a time move a tag, or use one tag for each."
+        ""
     StrictUser "strict-user" Error false
         "The strict profile needs a user that is not root."
         "harbor lint reports agents that run as root."

@@ -15,8 +15,10 @@ use rayon::prelude::*;
 use super::locate::{Located, Need, locate};
 use super::present::{Record, There};
 use super::remote::requests;
-use super::{Chosen, PublishError, Remote, failed};
-use crate::bundle::{Bad, Listed, Mount, PackIndex, Placement, Release, Shard, View, tree_of};
+use super::{Chosen, PublishError, Remote, failed, list};
+use crate::bundle::{
+    Bad, CatalogShard, Listed, Mount, PackIndex, Placement, Release, Shard, View, tree_of,
+};
 use crate::dataset::JUDGE_FILES;
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
@@ -232,18 +234,8 @@ impl Catalog {
             })
             .collect();
         let mut shards: BTreeMap<View, Vec<Shard>> = BTreeMap::new();
-        let read = |named: &crate::bundle::CatalogShard| -> Result<(View, Shard), PublishError> {
-            let bytes = pull.remote.blob(named.blob)?;
-            let shard = Shard::parse(named.blob.digest, &bytes)?;
-            let ends = (shard.cases.first(), shard.cases.last());
-            let ends = (ends.0.map(|case| &case.id), ends.1.map(|case| &case.id));
-            if shard.cases.len() as u64 != named.cases
-                || ends != (Some(&named.first), Some(&named.last))
-            {
-                let object = format!("the catalog shard {}", named.blob.digest);
-                return Err(Bad::new(object, "has other cases than the document says").into());
-            }
-            Ok((named.view, shard))
+        let read = |named: &CatalogShard| {
+            Ok::<_, PublishError>((named.view, list::read(pull.remote, named)?))
         };
         in_order(wanted, AT_ONCE, read, |(view, shard)| {
             shards.entry(view).or_default().push(shard);

@@ -14,7 +14,6 @@ use crate::bundle::{
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
 use crate::fs::Root;
-use crate::path::TreePath;
 use crate::store::{
     AT_ONCE, Body, Conditions, Entry, Etag, Expected, Reason, Store, Swap, for_each,
 };
@@ -306,7 +305,7 @@ fn index_has(
 pub(super) fn rebuild_index(remote: Remote<'_>) -> Result<(), PublishError> {
     let store = remote.store;
     let mut known: BTreeMap<RefName, (Entry, Descriptor)> = BTreeMap::new();
-    let mut written: Option<Vec<(RefName, Entry)>> = None;
+    let mut written: Option<Vec<u8>> = None;
     for _ in 0..ROUNDS {
         let mut listed = Vec::new();
         for entry in store.entries(REFS, MAX_BLOBS)? {
@@ -314,18 +313,19 @@ pub(super) fn rebuild_index(remote: Remote<'_>) -> Result<(), PublishError> {
                 listed.push((name, entry));
             }
         }
-        if written.as_ref() == Some(&listed) {
-            return Ok(());
-        }
-        known.retain(|name, (seen, _)| listed.iter().any(|it| it.0 == *name && it.1 == *seen));
-        for (name, entry) in &listed {
-            if known.contains_key(name) {
+        // What was read stays known as long as the store says that it is the same.
+        known.retain(|name, (seen, _)| {
+            let same = |it: &(RefName, Entry)| it.0 == *name && it.1 == *seen;
+            seen.etag.is_some() && listed.iter().any(same)
+        });
+        for (name, entry) in listed {
+            if known.contains_key(&name) {
                 continue;
             }
-            match remote.reference(name) {
+            match remote.reference(&name) {
                 Ok(Some((_, digest, manifest))) => {
                     let size = manifest.len() as u64;
-                    known.insert(name.clone(), (entry.clone(), Descriptor { digest, size }));
+                    known.insert(name, (entry, Descriptor { digest, size }));
                 }
                 // Gone meanwhile, or damaged: no business of this publish.
                 Ok(None) | Err(PublishError::Bad(_)) => {}
@@ -333,9 +333,11 @@ pub(super) fn rebuild_index(remote: Remote<'_>) -> Result<(), PublishError> {
             }
         }
         let bytes = index_json(known.iter().map(|(name, (_, manifest))| (name, *manifest)));
-        let path: TreePath = key(INDEX_JSON)?;
-        store.put(&path, Body::Bytes(&bytes), &Digest::of(&bytes))?;
-        written = Some(listed);
+        if written.as_ref() == Some(&bytes) {
+            return Ok(());
+        }
+        store.put(&key(INDEX_JSON)?, Body::Bytes(&bytes), &Digest::of(&bytes))?;
+        written = Some(bytes);
     }
     // Others move refs all the time: the last of them leaves the index right.
     Ok(())

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::{PublishError, Remote, key};
-use crate::bundle::{Bad, Descriptor, PackIndex, Release, Shard, View, blob_key, limits};
+use super::{PublishError, Remote, key, list};
+use crate::bundle::{Bad, Descriptor, PackIndex, Release, Shard, View, blob_key};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
 use crate::path::CaseId;
@@ -129,8 +129,7 @@ fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError>
     }
     let mut trees: BTreeMap<CaseId, BTreeMap<View, (TreeId, Option<Digest>)>> = BTreeMap::new();
     for shard in &document.shards {
-        let bytes = remote.blob(shard.blob)?;
-        let read = Shard::parse(shard.blob.digest, &bytes)?;
+        let read = list::read(remote, shard)?;
         let object = || format!("the catalog shard {}", shard.blob.digest);
         for case in &read.cases {
             for file in read.listing(case)? {
@@ -271,8 +270,7 @@ impl Side {
             if shard.view != view || theirs.contains(&shard.blob.digest) {
                 continue;
             }
-            debug_assert!(shard.raw <= limits::SHARD_BYTES);
-            let read = Shard::parse(shard.blob.digest, &remote.blob(shard.blob)?)?;
+            let read = list::read(remote, shard)?;
             for case in &read.cases {
                 side.cases.insert(case.id.clone(), side.shards.len());
             }

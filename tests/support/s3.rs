@@ -120,7 +120,6 @@ impl S3Server {
     }
 
     /// What a command needs in its environment to reach it.
-    #[expect(dead_code, reason = "for the commands that use stores")]
     pub(crate) fn env(&self) -> [(&'static str, String); 5] {
         [
             ("AWS_ENDPOINT_URL_S3", self.endpoint.clone()),

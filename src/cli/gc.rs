@@ -1,0 +1,54 @@
+//! `casepack gc`: blobs that no release needs go, in two passes.
+
+use std::time::Duration;
+
+use super::Context;
+use super::args::Gc;
+use super::exit::Exit;
+use super::outcome::{Failure, Outcome};
+use super::store;
+use super::ui::size;
+use crate::diag::Diagnostics;
+use crate::publish::{Collection, Remote, collect};
+use crate::store::Purpose;
+
+pub(super) fn run(args: &Gc, context: &Context) -> Outcome {
+    pass(args, context).unwrap_or_else(store::stopped)
+}
+
+fn pass(args: &Gc, context: &Context) -> Result<Outcome, (Exit, Failure)> {
+    let store = store::open(&args.store, &args.s3, context, Purpose::Read)?;
+    let remote = Remote::new(&*store, None).map_err(|error| store::told(&error))?;
+    let days = |days: u32| Duration::from_secs(u64::from(days) * 86_400);
+    let pass = Collection {
+        grace: days(args.grace),
+        keep: days(args.keep),
+        now: i64::try_from(context.machine.clock).unwrap_or(i64::MAX),
+        write: args.write,
+    };
+    let done = collect(remote, pass).map_err(|error| store::told(&error))?;
+    let blobs = |(number, bytes): (u64, u64)| format!("{number} blobs ({})", size(bytes));
+    let mut outcome = Outcome::of(Diagnostics::default())
+        .field("store", args.store.to_string())
+        .field("write", args.write)
+        .field("needed", done.needed.0)
+        .field("needed_bytes", done.needed.1)
+        .field("lost_releases", done.lost_releases)
+        .field("named", done.named.0)
+        .field("named_bytes", done.named.1)
+        .field("removed", done.removed.0)
+        .field("removed_bytes", done.removed.1);
+    let (removed, hint) = if args.write {
+        ("Removed", "")
+    } else {
+        ("Would remove", "Nothing was written: --write does it.\n")
+    };
+    outcome.text = format!(
+        "{removed} {}; {} that nothing needs wait for {} days; {} are needed.\n{hint}",
+        blobs(done.removed),
+        blobs(done.named),
+        args.grace,
+        blobs(done.needed),
+    );
+    Ok(outcome)
+}

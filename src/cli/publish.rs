@@ -1,0 +1,168 @@
+//! `casepack publish`: a release is built, and sent to a store.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::Context;
+use super::args::Publish;
+use super::build;
+use super::exit::Exit;
+use super::input;
+use super::outcome::{Failure, Outcome, ids, interrupted};
+use super::store;
+use super::ui::{Progress, count, size};
+use crate::bundle::{RefName, Release};
+use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::escape;
+use crate::plan::LOCAL_REF;
+use crate::publish::{Push, Pushed, Remote, Which, push};
+use crate::store::{Directory, Purpose, Store};
+use crate::target::Target;
+
+/// How long `casepack gc` lets garbage live unless it is told otherwise.
+const GRACE: Duration = Duration::from_hours(7 * 24);
+
+pub(super) fn run(args: &Publish, context: &Context) -> Outcome {
+    let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
+    // Before anything is built: a wrong address is told at once.
+    let store = match store::open(&args.dest, &args.s3, context, Purpose::Write) {
+        Ok(store) => store,
+        Err((exit, failure)) => return Outcome::of(diags).failed(exit, failure),
+    };
+    let from = match &args.publishing.from {
+        Some(from) => context.machine.absolute(from),
+        None => match build(args, context, &mut diags) {
+            Ok(from) => from,
+            Err(end) => return end(diags),
+        },
+    };
+    match send(args, context, &*store, &from, &mut diags) {
+        Ok((release, pushed)) => told(args, &*store, &release, &pushed, diags),
+        Err((exit, failure)) => Outcome::of(diags).failed(exit, failure),
+    }
+}
+
+/// How a publish ends that has nothing to send, with what was found.
+type End = Box<dyn FnOnce(Diagnostics) -> Outcome>;
+
+/// Builds the release; returns the store root that has it.
+fn build(args: &Publish, context: &Context, diags: &mut Diagnostics) -> Result<PathBuf, End> {
+    let loaded = match input::load(&args.input, &args.packaging, context, diags) {
+        Ok(Some(loaded)) => loaded,
+        Ok(None) => return Err(Box::new(Outcome::of)),
+        Err(failure) => return Err(Box::new(|diags| input::refused(diags, failure))),
+    };
+    let built = build::build(
+        &loaded,
+        &[Target::Bundle],
+        &args.destination,
+        context,
+        diags,
+    );
+    let summary = match built {
+        Ok(summary) => summary,
+        Err(stopped) => return Err(Box::new(|diags| stopped.outcome(diags))),
+    };
+    if summary.interrupted {
+        return Err(Box::new(|diags| {
+            interrupted(Outcome::of(diags), "Nothing was published.")
+        }));
+    }
+    if diags.has_errors() || !summary.failed.is_empty() {
+        let failed = ids(&summary.failed);
+        return Err(Box::new(|diags| Outcome::of(diags).field("failed", failed)));
+    }
+    let out = context.machine.absolute(&args.destination.out);
+    Ok(out.join(Target::Bundle.name()))
+}
+
+fn send(
+    args: &Publish,
+    context: &Context,
+    store: &dyn Store,
+    from: &Path,
+    diags: &mut Diagnostics,
+) -> Result<(Release, Pushed), (Exit, Failure)> {
+    let publishing = &args.publishing;
+    let release = built(from)?;
+    let progress = Progress::new(&context.look);
+    let push_it = Push {
+        from,
+        release: &release,
+        remote: Remote::new(store, None).map_err(|error| store::told(&error))?,
+        reference: &publishing.tag,
+        force: args.destination.force,
+        dry_run: publishing.dry_run,
+        grace: GRACE,
+        stop: &context.stop,
+    };
+    let pushed = push(&push_it, &progress).map_err(|error| store::told(&error))?;
+    drop(progress);
+    if pushed.unconditional {
+        diags.push(
+            Diagnostic::new(
+                Rule::StoreIgnoresConditions,
+                "The store ignores conditional writes: when two publishers move one tag at the \
+                 same time, the last one wins and the other is not told.",
+            )
+            .help("Let one publisher at a time move a tag, or use one tag for each."),
+        );
+    }
+    Ok((release, pushed))
+}
+
+/// The release that a build has made.
+fn built(from: &Path) -> Result<Release, (Exit, Failure)> {
+    let local = Directory::open(from).map_err(|error| store::told(&error.into()))?;
+    let name = RefName::new(LOCAL_REF)
+        .map_err(|error| (Exit::Bug, Failure::from_error(&error, "Report this.")))?;
+    Remote::new(&local, None)
+        .and_then(|remote| remote.release(&Which::Ref(name)))
+        .map_err(|error| store::told(&error))
+}
+
+fn told(
+    args: &Publish,
+    store: &dyn Store,
+    release: &Release,
+    pushed: &Pushed,
+    diags: Diagnostics,
+) -> Outcome {
+    let dry_run = args.publishing.dry_run;
+    let (url, tag) = (args.dest.to_string(), args.publishing.tag.as_str());
+    let traffic = store.traffic();
+    let number = |blobs: u64| usize::try_from(blobs).unwrap_or(usize::MAX);
+    let sent = count(number(pushed.uploaded), "blob", "blobs");
+    let sent = format!("{sent} ({})", size(pushed.uploaded_bytes));
+    let all = pushed.present + pushed.uploaded;
+    let reused = format!("{} of {all} there already", pushed.present);
+    let shown = escape::line(&url);
+    let text = match (dry_run, pushed.unchanged) {
+        (_, true) => format!("'{tag}' in {shown} is this release already."),
+        (true, false) => format!("Would send {sent} to {shown} as '{tag}'; {reused}."),
+        (false, false) => format!("Published to {shown} as '{tag}': {sent} sent, {reused}."),
+    };
+    let document = &release.document;
+    let mut outcome = Outcome::of(diags)
+        .field("store", url.clone())
+        .field("tag", tag)
+        .field("release", release.digest.to_string())
+        .field("dataset", document.name.clone())
+        .field("dataset_digest", document.dataset.to_string())
+        .field("packages_digest", document.packages.to_string())
+        .field("cases", document.cases)
+        .field("dry_run", dry_run)
+        .field("unchanged", pushed.unchanged)
+        .field("before", pushed.before.map(|digest| digest.to_string()))
+        .field("uploaded", pushed.uploaded)
+        .field("uploaded_bytes", pushed.uploaded_bytes)
+        .field("reused", pushed.present)
+        .field("reused_bytes", pushed.present_bytes)
+        .field("requests", traffic.requests)
+        .field("retries", traffic.retries);
+    outcome.text = format!(
+        "{text}\n  release {}\n  dataset {}\n",
+        release.digest, document.dataset
+    );
+    outcome
+}

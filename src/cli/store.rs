@@ -1,0 +1,107 @@
+//! Stores as users name them, opened; and what is said when one fails.
+
+use super::Context;
+use super::args::{S3Args, Source};
+use super::exit::Exit;
+use super::outcome::{Failure, Outcome};
+use crate::bundle::Release;
+use crate::diag::Diagnostics;
+use crate::publish::{PublishError, Remote, Which};
+use crate::store::{Access, Purpose, S3Settings, Store, StoreUrl};
+
+/// Opens the store.
+pub(super) fn open(
+    url: &StoreUrl,
+    args: &S3Args,
+    context: &Context,
+    purpose: Purpose,
+) -> Result<Box<dyn Store>, (Exit, Failure)> {
+    let settings = match url {
+        StoreUrl::Directory(_) => S3Settings::default(),
+        StoreUrl::S3 { .. } => settings(args, context)?,
+    };
+    let url = url.clone().absolute(&context.machine.cwd);
+    crate::store::open(&url, &settings, purpose)
+        .map_err(|error| (Exit::System, Failure::from_error(&error, error.help())))
+}
+
+/// Flags first, then the mounted secret, then the environment; the rest is up to the standard
+/// chain of the AWS tools.
+fn settings(args: &S3Args, context: &Context) -> Result<S3Settings, (Exit, Failure)> {
+    let machine = &context.machine;
+    let mut settings = match &args.s3_secret_dir {
+        Some(dir) => S3Settings::from_secret_dir(&machine.absolute(dir)).map_err(|error| {
+            let help = "Check --s3-secret-dir and what is mounted there.";
+            (Exit::System, Failure::from_error(&error, help))
+        })?,
+        None => S3Settings::default(),
+    };
+    let variable = |name: &str| {
+        let value = machine.env.get(name).filter(|value| !value.is_empty());
+        value.cloned()
+    };
+    settings.endpoint = args
+        .s3_endpoint
+        .clone()
+        .or(settings.endpoint)
+        // EvalHub's name for it.
+        .or_else(|| variable("AWS_S3_ENDPOINT"));
+    settings.region = args.s3_region.clone().or(settings.region);
+    settings.profile = args.s3_profile.clone().or(settings.profile);
+    settings.path_style = args.s3_path_style.or(settings.path_style);
+    settings.ca_bundle = args
+        .s3_ca_bundle
+        .as_ref()
+        .map(|path| machine.absolute(path))
+        .or(settings.ca_bundle)
+        .or_else(|| variable("AWS_CA_BUNDLE").map(Into::into));
+    if args.s3_anonymous {
+        settings.access = Access::Anonymous;
+    }
+    Ok(settings)
+}
+
+/// The release that is meant, if it is the dataset that is expected.
+pub(super) fn release(remote: Remote<'_>, source: &Source) -> Result<Release, (Exit, Failure)> {
+    let which = match source.src.1 {
+        Some(digest) => Which::Manifest(digest),
+        None => Which::Ref(source.r#ref.clone()),
+    };
+    let release = remote.release(&which).map_err(|error| told(&error))?;
+    match source.expect_dataset {
+        Some(expected) if expected != release.document.dataset => Err((
+            Exit::System,
+            Failure::new(
+                format!(
+                    "The release {} is of the dataset {}, not of {expected}.",
+                    release.digest, release.document.dataset
+                ),
+                "Name the release by its digest, or publish the dataset that is expected.",
+            ),
+        )),
+        _ => Ok(release),
+    }
+}
+
+/// How a command ends that could not do what it was to do with a store.
+pub(super) fn told(error: &PublishError) -> (Exit, Failure) {
+    let exit = match error {
+        PublishError::NoCase => Exit::Usage,
+        PublishError::Stopped => Exit::Interrupted,
+        _ => Exit::System,
+    };
+    let mut failure = Failure::from_error(error, error.help());
+    let mut letters = failure.message.chars();
+    if let Some(first) = letters.next() {
+        failure.message = first.to_uppercase().chain(letters).collect();
+    }
+    if !failure.message.ends_with(['.', '!', '?']) && failure.causes.is_empty() {
+        failure.message.push('.');
+    }
+    (exit, failure)
+}
+
+/// An outcome that is a failure and nothing else.
+pub(super) fn stopped((exit, failure): (Exit, Failure)) -> Outcome {
+    Outcome::of(Diagnostics::default()).failed(exit, failure)
+}

@@ -1,0 +1,824 @@
+//! Bundles as users meet them: published, listed, pulled, collected; whatever is killed or altered.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use casepack::bundle::Compression;
+use casepack::digest::Digest;
+use casepack::fs::Root;
+use casepack::tree::Tree;
+use serde_json::Value;
+
+use crate::support::{BUCKET, Case, Outcome, Project, ProjectBuilder, S3Server, many, pack, tree};
+
+/// A project with a release of `cases` in `bundle/`.
+fn with_release(cases: &BTreeMap<String, Case>) -> Project {
+    let project = ProjectBuilder::new().build();
+    pack(&project.path("bundle"), cases, Compression::Zstd, 2);
+    project
+}
+
+fn json(project: &Project, args: &[&str]) -> Value {
+    let args = args
+        .iter()
+        .chain(&["--output", "json", "--progress", "none"]);
+    project.casepack(args.copied()).assert_code(0).json()
+}
+
+fn publish(project: &Project, dest: &str, tag: &str) -> Value {
+    json(
+        project,
+        &["publish", dest, "--from", "bundle", "--tag", tag],
+    )
+}
+
+fn read(dir: &Path) -> Tree {
+    Tree::from_dir(&Arc::new(Root::open(dir).unwrap()), None, 0).unwrap()
+}
+
+/// Directories in a destination but casepack's own.
+fn cases_in(out: &Path) -> Vec<String> {
+    let Ok(list) = fs::read_dir(out) else {
+        return Vec::new();
+    };
+    let names = list.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names
+        .filter(|name| name != ".casepack" && name != "dataset.toml")
+        .collect();
+    names.sort();
+    names
+}
+
+/// Every blob of the store root, by name.
+fn blobs(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    let list = fs::read_dir(root.join("blobs/sha256")).unwrap();
+    list.map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        (name, fs::read(&path).unwrap())
+    })
+    .collect()
+}
+
+#[test]
+fn a_directory_store_gives_back_what_was_published() {
+    let cases = many(25);
+    let project = with_release(&cases);
+    let published = publish(&project, "store", "v1");
+    assert_eq!(published["schema"], "casepack.publish.v1");
+    assert_eq!(published["cases"], 25);
+    let digest = published["release"].as_str().unwrap().to_owned();
+    let dataset = published["dataset_digest"].as_str().unwrap().to_owned();
+
+    let at = format!("store@{digest}");
+    for (out, args) in [
+        ("by-ref", vec!["store", "--ref", "v1"]),
+        ("by-digest", vec![at.as_str()]),
+    ] {
+        let mut all = vec!["pull", "-o", out, "--expect-dataset", &dataset];
+        all.extend(args);
+        let pulled = json(&project, &all);
+        assert_eq!(pulled["schema"], "casepack.pull.v1");
+        assert_eq!(
+            (&pulled["cases"], &pulled["written"]),
+            (&25.into(), &25.into())
+        );
+        for (id, case) in &cases {
+            assert_eq!(read(&project.path(out).join(id)).id(), case.package().id());
+        }
+    }
+    let again = json(&project, &["pull", "store", "--ref", "v1", "-o", "by-ref"]);
+    assert_eq!(
+        (&again["cases"], &again["written"]),
+        (&25.into(), &0.into())
+    );
+
+    // The same bytes, published twice, are the same store.
+    publish(&project, "other", "v1");
+    assert_eq!(project.tree("store"), project.tree("other"));
+
+    let listed = json(&project, &["ls", "store"]);
+    assert_eq!(listed["refs"][0]["name"], "v1");
+    assert_eq!(listed["refs"][0]["release"], digest);
+    let listed = json(&project, &["ls", "store", "--ref", "v1"]);
+    assert_eq!(listed["cases"].as_array().unwrap().len(), 25);
+    let inspected = json(&project, &["inspect", "store", "case-00003", "--ref", "v1"]);
+    let tree_of_case = tree(&cases["case-00003"].workspace).id().to_string();
+    assert_eq!(inspected["views"]["workspace"]["tree"], tree_of_case);
+    let document = json(&project, &["inspect", "store", "--ref", "v1"]);
+    assert_eq!(document["document"]["dataset"], dataset);
+}
+
+#[test]
+fn a_bucket_gives_back_what_was_published() {
+    let mut cases = many(25);
+    let noise: Vec<u8> = (0..100_000_u64)
+        .flat_map(|at| *Digest::of(&at.to_le_bytes()).as_bytes())
+        .collect();
+    for id in ["case-00001", "case-00002"] {
+        let case = cases.remove(id).unwrap();
+        cases.insert(id.to_owned(), case.workspace("big.bin", noise.clone()));
+    }
+    let project = with_release(&cases);
+    let server = S3Server::start();
+    let url = format!("s3://{BUCKET}/some/prefix");
+    let run = |args: &[&str], code| -> Outcome {
+        let mut invocation = project.invoke(args.iter().copied());
+        for (name, value) in server.env() {
+            invocation = invocation.env(name, value);
+        }
+        invocation.run().assert_code(code)
+    };
+    run(&["publish", &url, "--from", "bundle", "--tag", "v1"], 0);
+    assert_eq!(
+        blobs(&project.path("bundle")),
+        blobs(&server.files().join("some/prefix"))
+    );
+    server.take_requests();
+    // Again: one look at the ref, one at the index.
+    run(&["publish", &url, "--from", "bundle", "--tag", "v1"], 0);
+    let requests = server.take_requests();
+    assert!(requests.len() <= 3, "{requests:?}");
+    assert!(requests.iter().all(|it| it.method != "PUT"), "{requests:?}");
+
+    run(&["pull", &url, "--ref", "v1", "-o", "out"], 0);
+    for (id, case) in &cases {
+        assert_eq!(
+            read(&project.path("out").join(id)).id(),
+            case.package().id()
+        );
+    }
+    // One case: its shards, its frames, and nothing else.
+    server.take_requests();
+    let args = [
+        "pull",
+        &url,
+        "--ref",
+        "v1",
+        "-o",
+        "one",
+        "--case",
+        "case-00007",
+    ];
+    run(&args, 0);
+    assert_eq!(cases_in(&project.path("one")), ["case-00007"]);
+    let requests = server.take_requests();
+    assert!(requests.len() <= 14, "{requests:?}");
+    // What only judges see is not even asked for.
+    let secret: Vec<String> = {
+        let document = run(&["inspect", &url, "--ref", "v1", "--output", "json"], 0).json();
+        let document = &document["document"];
+        let of = |list: &Value| -> Vec<Value> { list.as_array().unwrap().clone() };
+        let all = [of(&document["shards"]), of(&document["packs"])].concat();
+        let other = all.iter().filter(|it| it["view"] != "workspace");
+        let digests = other.flat_map(|it| [&it["digest"], &it["index"]["digest"]]);
+        let digests = digests.filter_map(|digest| digest.as_str());
+        digests
+            .map(|digest| digest.replace("sha256:", ""))
+            .collect()
+    };
+    assert!(secret.len() >= 4);
+    server.take_requests();
+    run(
+        &[
+            "pull",
+            &url,
+            "--ref",
+            "v1",
+            "-o",
+            "seen",
+            "--view",
+            "workspace",
+        ],
+        0,
+    );
+    for request in server.take_requests() {
+        assert!(
+            !secret.iter().any(|hex| request.key.contains(hex)),
+            "{request:?}"
+        );
+    }
+    for (id, case) in &cases {
+        assert_eq!(
+            read(&project.path("seen").join(id)).id(),
+            tree(&case.workspace).id()
+        );
+    }
+    let outcome = run(&["pull", &format!("s3://{BUCKET}/nowhere"), "-o", "x"], 3);
+    assert!(
+        outcome.stderr.contains("There is no ref 'latest'"),
+        "{outcome}"
+    );
+}
+
+#[test]
+fn the_layout_of_adapters_is_told_to_have_answers() {
+    let project = with_release(&many(3));
+    publish(&project, "store", "v1");
+    let args = [
+        "pull", "store", "--ref", "v1", "-o", "out", "--as", "cases", "--output", "json",
+    ];
+    let outcome = project.casepack(args).assert_code(0);
+    let findings = outcome.findings("answer-key-readable");
+    assert_eq!(findings.len(), 2, "{outcome}");
+    let mut merged = Case::numbered(1).workspace;
+    merged.extend(Case::numbered(1).evaluation);
+    assert_eq!(
+        read(&project.path("out/case-00001")).id(),
+        tree(&merged).id()
+    );
+}
+
+#[test]
+fn what_can_not_be_pulled_is_said() {
+    let project = with_release(&many(4));
+    publish(&project, "store", "v1");
+    let wrong = format!("sha256:{}", "0".repeat(64));
+    for (args, code, says) in [
+        (
+            vec!["--case", "nothing-*"],
+            2,
+            "No case of the release is wanted",
+        ),
+        (vec!["--ref", "v9"], 3, "There is no ref 'v9'"),
+        (vec!["--expect-dataset", &wrong], 3, "is of the dataset"),
+        (vec!["--max-bytes", "10"], 3, "more than the 10"),
+        (
+            vec!["--view", "task", "--as", "cases"],
+            2,
+            "Leave one of them out",
+        ),
+    ] {
+        let mut all = vec!["pull", "store", "-o", "out", "--summary", "summary.json"];
+        if !args.contains(&"--ref") {
+            all.extend(["--ref", "v1"]);
+        }
+        all.extend(args);
+        let outcome = project.casepack(all).assert_code(code);
+        assert!(outcome.stderr.contains(says), "{outcome}");
+        assert_eq!(cases_in(&project.path("out")), Vec::<String>::new());
+        let summary: Value = serde_json::from_str(&project.read("summary.json")).unwrap();
+        assert_eq!(summary["exit_code"], code);
+        assert!(
+            summary["error"]
+                .as_str()
+                .is_some_and(|error| !error.is_empty())
+        );
+    }
+    let outcome = project
+        .casepack(["pull", "nowhere", "-o", "out"])
+        .assert_code(3);
+    assert!(outcome.stderr.contains("no such directory"), "{outcome}");
+    let args = [
+        "pull",
+        "store",
+        "--ref",
+        "v1",
+        "-o",
+        "out",
+        "--summary",
+        "summary.json",
+    ];
+    project.casepack(args).assert_code(0);
+    let summary: Value = serde_json::from_str(&project.read("summary.json")).unwrap();
+    assert_eq!(
+        (&summary["cases"], &summary["exit_code"]),
+        (&4.into(), &0.into())
+    );
+    // Somebody's work stays where it is.
+    project.write("out/case-00002/task.toml", "mine");
+    let args = ["pull", "store", "--ref", "v1", "-o", "out"];
+    let outcome = project.casepack(args).assert_code(3);
+    assert!(
+        outcome.stderr.contains("out/case-00002 is something else"),
+        "{outcome}"
+    );
+    assert_eq!(project.read("out/case-00002/task.toml"), "mine");
+    project
+        .casepack(args.into_iter().chain(["--force"]))
+        .assert_code(0);
+    let package = Case::numbered(2).package();
+    assert_eq!(read(&project.path("out/case-00002")).id(), package.id());
+}
+
+#[test]
+fn parts_make_the_whole_and_a_cache_is_used() {
+    let cases = many(30);
+    let project = with_release(&cases);
+    publish(&project, "store", "v1");
+    let mut seen = Vec::new();
+    for part in ["1/3", "2/3", "3/3"] {
+        let out = part.replace('/', "-");
+        let args = [
+            "pull", "store", "--ref", "v1", "-o", &out, "--shard", part, "--cache", "cache",
+        ];
+        json(&project, &args);
+        seen.extend(cases_in(&project.path(&out)));
+    }
+    seen.sort();
+    assert_eq!(seen, cases.keys().cloned().collect::<Vec<_>>());
+    // With all packs gone, the cache still has what is needed.
+    let args = [
+        "pull", "store", "--ref", "v1", "-o", "all", "--cache", "cache",
+    ];
+    project.remove("store/blobs");
+    fs::create_dir_all(project.path("store/blobs/sha256")).unwrap();
+    json(&project, &args);
+    assert_eq!(cases_in(&project.path("all")).len(), 30);
+    // A damaged cache is no harm where the store is whole.
+    for entry in fs::read_dir(project.path("cache/sha256")).unwrap() {
+        fs::write(entry.unwrap().path(), "damaged").unwrap();
+    }
+    publish(&project, "store", "v2");
+    let args = [
+        "pull", "store", "--ref", "v2", "-o", "more", "--cache", "cache",
+    ];
+    json(&project, &args);
+    assert_eq!(cases_in(&project.path("more")).len(), 30);
+}
+
+#[test]
+fn common_tools_read_what_is_written() {
+    for (compression, test, list) in [
+        (
+            Compression::Zstd,
+            &["zstd", "-q", "-t"][..],
+            &["tar", "--zstd", "-tf"][..],
+        ),
+        (Compression::Gzip, &["gzip", "-t"], &["tar", "-tzf"]),
+    ] {
+        let project = ProjectBuilder::new().build();
+        let root = project.path("bundle");
+        let mut cases = many(400);
+        let big = Case::numbered(400).workspace("big", vec![7; 3 << 20]);
+        cases.insert("big".to_owned(), big);
+        let packed = pack(&root, &cases, compression, 2);
+        for (name, bytes) in blobs(&root) {
+            assert_eq!(Digest::of(&bytes).hex(), name);
+        }
+        for pack in &packed.release.document.packs {
+            let path = root.join("blobs/sha256").join(pack.blob.digest.hex());
+            // These tools go by the name.
+            let copy = project.path(format!(
+                "pack.tar.{}",
+                if compression == Compression::Zstd {
+                    "zst"
+                } else {
+                    "gz"
+                }
+            ));
+            fs::copy(&path, &copy).unwrap();
+            for command in [test, list] {
+                let Ok(output) = Command::new(command[0])
+                    .args(&command[1..])
+                    .arg(&copy)
+                    .stdin(Stdio::null())
+                    .output()
+                else {
+                    println!("skipped: there is no {}", command[0]);
+                    continue;
+                };
+                assert!(output.status.success(), "{command:?}: {output:?}");
+                if command[0] == "tar" {
+                    let names = String::from_utf8(output.stdout).unwrap();
+                    assert!(
+                        names.lines().all(|name| name.starts_with("sha256/")),
+                        "{names}"
+                    );
+                }
+            }
+        }
+        let jq = Command::new("jq")
+            .args(["-r", ".manifests[0].digest"])
+            .arg(root.join("index.json"))
+            .output();
+        match jq {
+            Ok(output) => {
+                let digest = String::from_utf8(output.stdout).unwrap();
+                assert_eq!(digest.trim(), packed.release.digest.to_string());
+            }
+            Err(_) => println!("skipped: there is no jq"),
+        }
+    }
+}
+
+#[test]
+fn threads_and_history_leave_no_trace_in_a_bundle() {
+    let project = ProjectBuilder::new().build();
+    let cases = many(300);
+    pack(&project.path("one"), &cases, Compression::Zstd, 1);
+    pack(&project.path("many"), &many(200), Compression::Zstd, 8);
+    pack(&project.path("many"), &cases, Compression::Zstd, 8);
+    assert_eq!(project.tree("one"), project.tree("many"));
+}
+
+#[test]
+fn a_change_costs_its_own_blobs() {
+    let project = ProjectBuilder::new().build();
+    let mut cases = many(2000);
+    for (at, case) in cases.values_mut().enumerate() {
+        let noise = (0..64_u64).flat_map(|word| {
+            *Digest::of(&[at as u64, word].map(u64::to_le_bytes).concat()).as_bytes()
+        });
+        case.workspace
+            .insert("noise.bin".to_owned(), noise.collect());
+    }
+    let root = project.path("bundle");
+    pack(&root, &cases, Compression::Zstd, 2);
+    publish(&project, "store", "v1");
+    cases
+        .get_mut("case-01000")
+        .unwrap()
+        .workspace
+        .insert("input.yaml".to_owned(), b"new: 1\n".to_vec());
+    pack(&root, &cases, Compression::Zstd, 2);
+    let changed = publish(&project, "store", "v1");
+    // Workspace: shard, pack, index; task: the package's digest; and the document.
+    assert!(changed["uploaded"].as_u64().unwrap() <= 5, "{changed}");
+    assert!(
+        changed["uploaded_bytes"].as_u64().unwrap() < 6_000_000,
+        "{changed}"
+    );
+    assert!(changed["reused"].as_u64().unwrap() > 5, "{changed}");
+    cases.remove("case-00500");
+    pack(&root, &cases, Compression::Zstd, 2);
+    let removed = publish(&project, "store", "v1");
+    assert!(
+        removed["uploaded"].as_u64().unwrap() <= 1 + 3 * 3 + 3 * 3,
+        "{removed}"
+    );
+    assert!(removed["reused"].as_u64().unwrap() > 5, "{removed}");
+}
+
+#[test]
+fn publishers_at_once_lose_nothing() {
+    let projects: Vec<Project> = (0..8).map(|at| with_release(&many(3 + at))).collect();
+    let store = ProjectBuilder::new().build();
+    let dest = store.path("store");
+    let publish_all = |tag: &dyn Fn(usize) -> String| -> Vec<Outcome> {
+        let children: Vec<_> = projects
+            .iter()
+            .enumerate()
+            .map(|(at, project)| {
+                let args = [
+                    "publish",
+                    dest.to_str().unwrap(),
+                    "--from",
+                    "bundle",
+                    "--tag",
+                ];
+                let invocation = project.invoke(args).args([tag(at)]);
+                let invocation = invocation.args(["--output", "json", "--progress", "none"]);
+                thread::spawn(move || invocation.run())
+            })
+            .collect();
+        children
+            .into_iter()
+            .map(|child| child.join().unwrap())
+            .collect()
+    };
+    let outcomes = publish_all(&|at| format!("v{at}"));
+    let listed = json(&store, &["ls", "store"]);
+    let index: Value = serde_json::from_str(&store.read("store/index.json")).unwrap();
+    for (at, outcome) in outcomes.into_iter().enumerate() {
+        let release = outcome.assert_code(0).json()["release"].clone();
+        assert_eq!(listed["refs"][at]["release"], release);
+        assert_eq!(index["manifests"][at]["digest"], release);
+    }
+    let outcomes = publish_all(&|_| "same".to_owned());
+    let listed = json(&store, &["ls", "store"]);
+    let refs = listed["refs"].as_array().unwrap();
+    let now = &refs.iter().find(|it| it["name"] == "same").unwrap()["release"];
+    let mut winners = 0;
+    for outcome in &outcomes {
+        let document = outcome.json();
+        if outcome.code == 0 {
+            winners += usize::from(document["release"] == *now);
+        } else {
+            let message = document["error"]["message"].as_str().unwrap();
+            assert!(message.contains("by another publisher"), "{message}");
+        }
+    }
+    assert_eq!(winners, 1);
+    json(&store, &["pull", "store", "--ref", "same", "-o", "out"]);
+}
+
+/// How often things are killed; more with `CASEPACK_TEST_KILLS`.
+fn kills() -> u64 {
+    let said = std::env::var("CASEPACK_TEST_KILLS").ok();
+    said.and_then(|said| said.parse().ok()).unwrap_or(6)
+}
+
+#[test]
+fn a_publish_may_be_killed_at_any_moment() {
+    let mut cases = many(40);
+    let project = with_release(&cases);
+    publish(&project, "store", "stable");
+    let stable = json(&project, &["ls", "store"])["refs"][0].clone();
+    for round in 0..kills() {
+        let case = cases.get_mut("case-00001").unwrap();
+        case.workspace
+            .insert("input.yaml".to_owned(), format!("round: {round}\n").into());
+        case.workspace
+            .insert("big".to_owned(), round.to_le_bytes().repeat(400_000));
+        pack(&project.path("bundle"), &cases, Compression::Zstd, 2);
+        let args = ["publish", "store", "--from", "bundle", "--tag", "moving"];
+        let mut child = project
+            .invoke(args)
+            .command()
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        thread::sleep(Duration::from_micros(1500 * (round % 17)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Whatever is there is whole.
+        let listed = json(&project, &["ls", "store"]);
+        for named in listed["refs"].as_array().unwrap() {
+            let name = named["name"].as_str().unwrap();
+            let out = format!("out-{name}-{round}");
+            json(&project, &["pull", "store", "--ref", name, "-o", &out]);
+        }
+        assert_eq!(listed["refs"].as_array().unwrap().last(), Some(&stable));
+        let done = publish(&project, "store", "moving");
+        let out = format!("done-{round}");
+        json(&project, &["pull", "store", "--ref", "moving", "-o", &out]);
+        let package = cases["case-00001"].package().id();
+        assert_eq!(
+            read(&project.path(&out).join("case-00001")).id(),
+            package,
+            "{done}"
+        );
+    }
+}
+
+#[test]
+fn a_pull_may_be_killed_at_any_moment() {
+    let cases = many(150);
+    let project = with_release(&cases);
+    publish(&project, "store", "v1");
+    for round in 0..kills() {
+        let out = format!("out-{round}");
+        let args = ["pull", "store", "--ref", "v1", "-o", &out];
+        let mut child = project
+            .invoke(args)
+            .command()
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        thread::sleep(Duration::from_millis(23 * (round + 1) % 110));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for id in cases_in(&project.path(&out)) {
+            assert_eq!(
+                read(&project.path(&out).join(&id)).id(),
+                cases[&id].package().id()
+            );
+        }
+        let pulled = json(&project, &args);
+        assert_eq!(pulled["cases"], 150);
+        assert_eq!(cases_in(&project.path(&out)).len(), 150);
+        let left = fs::read_dir(project.path(&out).join(".casepack/tmp")).unwrap();
+        assert_eq!(left.count(), 0);
+    }
+}
+
+#[test]
+fn garbage_goes_and_nothing_that_is_needed() {
+    let mut cases = many(20);
+    let project = with_release(&cases);
+    let first = publish(&project, "store", "v1");
+    cases
+        .get_mut("case-00001")
+        .unwrap()
+        .workspace
+        .insert("input.yaml".to_owned(), b"new: 1\n".to_vec());
+    pack(&project.path("bundle"), &cases, Compression::Zstd, 2);
+    publish(&project, "store", "v1");
+    let gc = |args: &[&str]| json(&project, &[&["gc", "store"], args].concat());
+    // A job may hold the first release by its digest.
+    let kept = gc(&["--write", "--grace", "0"]);
+    assert_eq!(
+        (&kept["lost_releases"], &kept["named"]),
+        (&1.into(), &0.into())
+    );
+    let at = format!("store@{}", first["release"].as_str().unwrap());
+    json(&project, &["pull", &at, "-o", "held"]);
+    let before = project.tree("store");
+    let told = gc(&["--keep", "0", "--grace", "0"]);
+    assert!(told["named"].as_u64().unwrap() >= 4, "{told}");
+    assert_eq!(project.tree("store"), before, "only told");
+    gc(&["--keep", "0", "--grace", "0", "--write"]);
+    let removed = gc(&["--keep", "0", "--grace", "0", "--write"]);
+    assert_eq!(removed["removed"], told["named"]);
+    project.casepack(["pull", &at, "-o", "gone"]).assert_code(3);
+    json(&project, &["pull", "store", "--ref", "v1", "-o", "now"]);
+    let package = cases["case-00001"].package().id();
+    assert_eq!(read(&project.path("now/case-00001")).id(), package);
+}
+
+#[test]
+fn a_store_that_was_altered_is_found_out() {
+    let cases = many(6);
+    let project = with_release(&cases);
+    publish(&project, "store", "v1");
+    let store = project.path("store");
+    let objects: Vec<_> = blobs(&store)
+        .into_keys()
+        .map(|name| format!("blobs/sha256/{name}"))
+        .chain(["refs/v1.json".to_owned()])
+        .collect();
+    let mut refused = 0;
+    for (number, name) in objects.iter().enumerate() {
+        let path = store.join(name);
+        let whole = fs::read(&path).unwrap();
+        for (what, altered) in [
+            ("a byte", {
+                let mut bytes = whole.clone();
+                let at = (number * 37 + 11) % bytes.len();
+                bytes[at] ^= 1;
+                bytes
+            }),
+            ("the end", whole[..whole.len() / 2].to_vec()),
+            ("all", Vec::new()),
+        ] {
+            fs::write(&path, altered).unwrap();
+            let out = format!("out-{number}-{}", what.replace(' ', ""));
+            let outcome = project.casepack(["pull", "store", "--ref", "v1", "-o", &out]);
+            // Document and manifest are in the ref as well; with them, nothing is lost.
+            if outcome.code == 0 {
+                assert_eq!(cases_in(&project.path(&out)).len(), 6);
+                continue;
+            }
+            refused += 1;
+            let outcome = outcome.assert_code(3);
+            assert!(
+                outcome.stderr.contains("sha256") || outcome.stderr.contains("v1"),
+                "{name}, {what}: {outcome}"
+            );
+            for id in cases_in(&project.path(&out)) {
+                assert_eq!(
+                    read(&project.path(&out).join(&id)).id(),
+                    cases[&id].package().id()
+                );
+            }
+        }
+        fs::write(&path, whole).unwrap();
+    }
+    assert!(refused >= 3 * 6, "{refused}");
+    json(&project, &["pull", "store", "--ref", "v1", "-o", "last"]);
+}
+
+const CONFIG: &str = "
+name: demo
+dataset:
+  path: cases
+  workspace:
+    files: [notes.md, tools/, {dest: guide.md, source: shared/guide.md}]
+judges:
+  - {name: done, check: \"return True\"}
+  - {name: asked, prompt_file: judges/ask.md}
+";
+
+/// A project with all that a view can have.
+fn project_with(execution: &str) -> Project {
+    let mut project = ProjectBuilder::new()
+        .eval_yaml(&format!("{CONFIG}execution: {execution}\n"))
+        .file("judges/ask.md", "Is it {{ annotations.want }}?\n")
+        .file("shared/guide.md", "the guide\n");
+    for number in 0..3 {
+        project = project.case(&format!("case {number}"), |case| {
+            case.input(&format!("prompt: task {number}\n"))
+                .annotations(&format!("want: secret-{number}\n"))
+                .file("notes.md", format!("note {number}\n"))
+                .file("gold/answer.md", "the gold answer\n")
+                .executable("tools/go", "#!/bin/sh\nexit 0\n")
+                .file("solution/solve.sh", "#!/bin/sh\ntouch done\n")
+        });
+    }
+    project.build()
+}
+
+#[test]
+fn pulled_packages_are_the_built_ones() {
+    let one = "{prompt: 'Do {{ input.prompt }}'}";
+    let steps = "{steps: [{id: plan, prompt: Plan}, {id: work, prompt: 'Do {{ input.prompt }}'}]}";
+    for (execution, mode) in [
+        (one, &[][..]),
+        (one, &["--image", "example/image:1"]),
+        (steps, &[]),
+        (steps, &["--image", "example/image:1"]),
+    ] {
+        let project = project_with(execution);
+        let run = |args: &[&str]| project.casepack([args, mode].concat()).assert_code(0);
+        run(&["build", "--target", "harbor,bundle", "-o", "dist"]);
+        run(&["publish", "store", "-o", "dist"]);
+        project
+            .casepack(["pull", "store", "-o", "pulled"])
+            .assert_code(0);
+        let built = project.path("dist/harbor");
+        assert_eq!(cases_in(&built), cases_in(&project.path("pulled")));
+        for name in cases_in(&built)
+            .into_iter()
+            .chain(["dataset.toml".to_owned()])
+        {
+            let (a, b) = (built.join(&name), project.path("pulled").join(&name));
+            if a.is_dir() {
+                assert_eq!(read(&a).id(), read(&b).id(), "{name} {execution} {mode:?}");
+            } else {
+                assert_eq!(
+                    fs::read_to_string(a).unwrap(),
+                    fs::read_to_string(b).unwrap()
+                );
+            }
+        }
+        // The workspace view is what a local run starts from (invariant same-layout).
+        run(&["build", "--target", "workspace", "-o", "plain"]);
+        let args = ["pull", "store", "-o", "seen", "--view", "workspace"];
+        project.casepack(args).assert_code(0);
+        for id in cases_in(&project.path("plain/workspace")) {
+            let (a, b) = (
+                project.path("plain/workspace").join(&id),
+                project.path("seen").join(&id),
+            );
+            assert_eq!(read(&a).id(), read(&b).id());
+        }
+    }
+}
+
+#[test]
+fn a_release_of_harbor_tasks_gives_them_back() {
+    let project = project_with("{prompt: 'Do {{ input.prompt }}'}");
+    let build = [
+        "build",
+        "--target",
+        "harbor",
+        "-o",
+        "dist",
+        "--image",
+        "example/image:1",
+    ];
+    project.casepack(build).assert_code(0);
+    let tasks = project.path("tasks");
+    fs::create_dir(&tasks).unwrap();
+    for name in cases_in(&project.path("dist/harbor")) {
+        fs::rename(project.path("dist/harbor").join(&name), tasks.join(&name)).unwrap();
+    }
+    let args = [
+        "publish",
+        "store",
+        "tasks",
+        "--format",
+        "harbor-task",
+        "-o",
+        "again",
+    ];
+    project.casepack(args).assert_code(0);
+    project
+        .casepack(["pull", "store", "-o", "pulled"])
+        .assert_code(0);
+    for name in cases_in(&tasks) {
+        let (a, b) = (tasks.join(&name), project.path("pulled").join(&name));
+        assert_eq!(read(&a).id(), read(&b).id(), "{name}");
+    }
+}
+
+#[test]
+fn publishing_again_builds_only_what_changed() {
+    let project = project_with("{prompt: 'Do {{ input.prompt }}'}");
+    let first = json(&project, &["publish", "store", "--tag", "v1"]);
+    assert_eq!(
+        (&first["cases"], &first["unchanged"]),
+        (&3.into(), &false.into())
+    );
+    let again = json(&project, &["publish", "store", "--tag", "v1"]);
+    assert_eq!(again["unchanged"], true);
+    assert_eq!(again["release"], first["release"]);
+    let told = json(&project, &["publish", "store", "--tag", "v2", "--dry-run"]);
+    assert_eq!(told["uploaded"], 0);
+    project.write("cases/case 1/notes.md", "another note\n");
+    let changed = json(&project, &["publish", "store", "--tag", "v1"]);
+    assert_eq!(changed["before"], first["release"]);
+    assert_ne!(changed["dataset_digest"], first["dataset_digest"]);
+    // As if it had been built from nothing.
+    let fresh = json(
+        &project,
+        &["publish", "other", "--tag", "v1", "-o", "elsewhere"],
+    );
+    assert_eq!(changed["release"], fresh["release"]);
+    // A dataset with an error is not published.
+    project.remove("cases/case 1/input.yaml");
+    let outcome = project
+        .casepack(["publish", "store", "--tag", "v1"])
+        .assert_code(1);
+    assert!(outcome.stderr.contains("case 1"), "{outcome}");
+    let listed = json(&project, &["ls", "store"]);
+    assert_eq!(listed["refs"][0]["release"], changed["release"]);
+}
