@@ -20,6 +20,7 @@ use crate::dataset::{
     Case, Dataset, JUDGE_FILES, Listed, Mode, Rest, SharedEntry, SkillSource, View,
 };
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
+use crate::digest::Digest;
 use crate::fs::{Kind, ResolveError, Resolved, Roots};
 use crate::path::{CaseId, TreePath, fold};
 use crate::tree::{Content, Mode as FileMode, Tree};
@@ -344,6 +345,11 @@ fn missing_help(dataset: &Dataset, entry: &SharedEntry) -> String {
 }
 
 impl Common<'_> {
+    /// What the files that every case has hold.
+    pub fn contents(&self) -> impl Iterator<Item = Digest> {
+        self.workspace.contents().chain(self.evaluation.contents())
+    }
+
     /// What a shared source at `place` would give away: it is or contains, or lies in, a guarded
     /// place. Files directly in the dataset directory are not evaluation material; what is inside
     /// a case directory is.

@@ -27,6 +27,7 @@ mod settings;
 mod store;
 mod ui;
 mod verify;
+mod watch;
 
 use std::ffi::OsString;
 use std::panic::{self, AssertUnwindSafe};

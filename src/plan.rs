@@ -56,6 +56,8 @@ pub struct Request<'a> {
     pub select: &'a Select,
     /// Options of the Harbor target.
     pub harbor: &'a harbor::Options,
+    /// Whether files that several outputs of a target have are hard links of each other, read-only.
+    pub link: bool,
     /// How bundles are compressed.
     pub compression: Compression,
     /// What is not taken on trust.
@@ -372,12 +374,19 @@ fn work(
     let Some(common) = common else {
         return Ok(None);
     };
+    let shared = || {
+        let templates = harbor.iter().flat_map(|(prepared, _)| prepared.shared());
+        common.contents().chain(templates)
+    };
     for sink in &mut sinks {
         sink.describe(Settings::of(sink.target, dataset, request.harbor));
         if access == Access::Write
             && let Some(output) = &mut sink.output
         {
             output.write_down(sink.settings.clone(), todo.len() >= output.len())?;
+            if request.link {
+                output.link(shared())?;
+            }
             if sink.target == Target::Bundle {
                 sink.packer = Some(packer(output, request.compression)?);
             }

@@ -5,6 +5,7 @@
 //! Invariant: a tree has no two entries at one place, and no entry below a file.
 
 mod diff;
+mod links;
 mod materialise;
 
 use std::collections::BTreeMap;
@@ -12,7 +13,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 pub use self::diff::{Diff, diff};
-pub use self::materialise::{MaterialiseError, Written, materialise};
+pub use self::links::{Links, Seen};
+pub use self::materialise::{MaterialiseError, Written, materialise, materialise_linked};
 use crate::digest::{Digest, Hasher, TreeId, hash_reader};
 use crate::fs::{Found, FsError, Kind, ReadError, Root, Stamp, Thing, Walk, read_open};
 use crate::path::TreePath;

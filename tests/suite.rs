@@ -13,6 +13,7 @@ mod bundle;
 mod cli;
 mod cluster;
 mod hostile;
+mod incremental;
 mod invariants;
 mod judges;
 mod store;

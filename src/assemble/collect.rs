@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::absolute;
 use crate::diag::{Diagnostic, Diagnostics, Place, Rule, Severity};
+use crate::digest::Digest;
 use crate::fs::Roots;
 use crate::path::{CaseId, TreePath, fold};
 use crate::tree::{Content, Mode, Tree, TreeBuilder};
@@ -63,6 +64,11 @@ pub(super) struct Collected<'a> {
 }
 
 impl<'a> Collected<'a> {
+    /// What its files hold.
+    pub(super) fn contents(&self) -> impl Iterator<Item = Digest> {
+        self.items.values().map(|item| item.content.digest)
+    }
+
     /// No files.
     pub(super) fn new(roots: &'a Roots) -> Self {
         Self {

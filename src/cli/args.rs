@@ -256,6 +256,7 @@ pub(crate) struct Packaging {
 
 /// Where outputs go.
 #[derive(Debug, Clone, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 #[command(next_help_heading = "Packages")]
 pub(crate) struct Destination {
     /// Where outputs go
@@ -270,6 +271,10 @@ pub(crate) struct Destination {
     /// Overwrite outputs that were changed since casepack wrote them
     #[arg(long, env = "CASEPACK_FORCE", value_parser = FalseyValueParser::new())]
     pub(crate) force: bool,
+    /// Write files that many outputs have once, as hard links: less space and time, but they are
+    /// read-only, and one that is changed all the same changes in every output
+    #[arg(long, env = "CASEPACK_LINK", value_parser = FalseyValueParser::new())]
+    pub(crate) link: bool,
     /// How bundles are compressed
     #[arg(
         long,
@@ -311,6 +316,10 @@ pub(crate) struct Plan {
 pub(crate) struct Build {
     #[command(flatten)]
     pub(crate) building: Building,
+    /// Build again whenever something changes, until it is interrupted
+    #[arg(long, env = "CASEPACK_WATCH", value_parser = FalseyValueParser::new())]
+    #[arg(help_heading = "Packages")]
+    pub(crate) watch: bool,
 }
 
 /// What is built, and where.

@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use super::Context;
-use super::args::{Build, Destination, TargetName};
+use super::args::{Build, Building, Destination, TargetName};
 use super::checks;
 use super::exit::Exit;
 use super::input::{self, Loaded};
 use super::outcome::{Failure, Outcome, ids, interrupted};
 use super::ui::{Progress, count, size};
+use super::watch;
 use crate::bundle::Compression;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
@@ -16,17 +17,25 @@ use crate::plan::{self, Doubt, Summary};
 use crate::target::Target;
 
 pub(super) fn run(args: &Build, context: &Context) -> Outcome {
-    let args = &args.building;
+    if args.watch {
+        return watch::run(&args.building, context);
+    }
+    once(&args.building, context).0
+}
+
+/// One build, and where what it read lies.
+pub(super) fn once(args: &Building, context: &Context) -> (Outcome, Option<watch::Places>) {
     let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
     let loaded = match input::load(&args.input, &args.packaging, context, &mut diags) {
         Ok(Some(loaded)) => loaded,
-        Ok(None) => return Outcome::of(diags),
-        Err(failure) => return input::refused(diags, failure),
+        Ok(None) => return (Outcome::of(diags), None),
+        Err(failure) => return (input::refused(diags, failure), None),
     };
+    let places = Some(watch::places(&loaded.dataset));
     let targets = targets(&args.target, &loaded, &mut diags);
     let summary = match build(&loaded, &targets, &args.destination, context, &mut diags) {
         Ok(summary) => summary,
-        Err(stopped) => return stopped.outcome(diags),
+        Err(stopped) => return (stopped.outcome(diags), places),
     };
     let out = args.destination.out.to_string_lossy().into_owned();
     let text = told(&summary, &out);
@@ -53,9 +62,9 @@ pub(super) fn run(args: &Build, context: &Context) -> Outcome {
         .field("bytes", summary.bytes);
     outcome.text = text;
     if summary.interrupted {
-        return interrupted(outcome, "What was built is whole.");
+        outcome = interrupted(outcome, "What was built is whole.");
     }
-    outcome
+    (outcome, places)
 }
 
 /// Why nothing was built.
@@ -110,6 +119,7 @@ pub(super) fn request<'a>(
     context: &'a Context,
 ) -> plan::Request<'a> {
     plan::Request {
+        link: destination.link,
         compression: destination.compression,
         doubt: Doubt {
             inputs: destination.no_index,
@@ -135,6 +145,7 @@ pub(super) fn compare_request<'a>(
         jobs: loaded.jobs,
         select: &loaded.select,
         harbor: &loaded.options,
+        link: false,
         compression: Compression::default(),
         doubt: Doubt::default(),
         force: false,

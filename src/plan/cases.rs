@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 
-use super::fingerprint::{Look, look};
+use super::fingerprint::{Aids, Look, look};
 use super::output::{Output, Placed, Voucher};
 use super::settings::{Settings, key};
 use super::steps::{self, Action, Step};
@@ -170,9 +170,12 @@ pub(super) fn look_at_all<'a>(
 ) -> (Vec<(CaseId, Done)>, Vec<Todo<'a>>) {
     let sources = &dataset.sources;
     let root = sources.roots.get(sources.dataset_root);
-    let links = Some((&sources.roots, sources.dataset_root));
+    let aids = Aids {
+        roots: Some((&sources.roots, sources.dataset_root)),
+        ..Aids::default()
+    };
     let looks = crew.map(selected, |id| {
-        let inputs = look(root?, Some(&id.to_path()), links)
+        let inputs = look(root?, Some(&id.to_path()), aids)
             .ok()
             .filter(|look| !look.odd)?;
         let fingerprint = inputs.fingerprint.hex();

@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::digest::{Digest, Hasher};
 use crate::fs::{Found, FsError, Kind, Root, Roots, Stamp, Walk};
 use crate::path::TreePath;
+use crate::tree::Links;
 
 /// Clocks of file systems move in steps of up to 10 ms (a kernel tick); twice that is safe.
 pub(crate) const GRANULARITY: Duration = Duration::from_millis(20);
@@ -36,15 +37,24 @@ impl Look {
     }
 }
 
-/// Looks at `dir` of `root` and everything below it, without opening a file. With `links`, the
-/// roots and the index of `root` in them, the file that a link leads to is looked at as well.
+/// What helps a look to see more.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Aids<'a> {
+    /// The roots, and the index of the one that is looked at: the file that a symbolic link leads to
+    /// is looked at as well.
+    pub(crate) roots: Option<(&'a Roots, usize)>,
+    /// The pool of hard links: its files are known by their inodes.
+    pub(crate) links: Option<&'a Links>,
+}
+
+/// Looks at `dir` of `root` and everything below it, without opening a file.
 ///
 /// # Errors
 /// When a directory can't be listed.
 pub(crate) fn look(
     root: &Arc<Root>,
     dir: Option<&TreePath>,
-    links: Option<(&Roots, usize)>,
+    aids: Aids<'_>,
 ) -> Result<Look, FsError> {
     let mut hasher = Hasher::new();
     let mut odd = false;
@@ -68,9 +78,13 @@ pub(crate) fn look(
                         // Not the modification time, which anybody can set.
                         changed_ns = changed_ns.max(stamp.ctime_ns);
                     }
-                    add(&mut hasher, thing.path.as_str(), kind, &stamp);
+                    if aids.links.is_some_and(|links| links.has(&stamp)) {
+                        add_linked(&mut hasher, thing.path.as_str(), &stamp);
+                    } else {
+                        add(&mut hasher, thing.path.as_str(), kind, &stamp);
+                    }
                     if kind == Kind::Link {
-                        match target(&thing.path, links) {
+                        match target(&thing.path, aids.roots) {
                             Some(Target::File(root, stamp)) => {
                                 changed_ns = changed_ns.max(stamp.ctime_ns);
                                 add(&mut hasher, &root.to_string(), Kind::File, &stamp);
@@ -112,8 +126,8 @@ enum Target {
 }
 
 /// `None`: something that a look at the link does not vouch for, as a directory elsewhere.
-fn target(link: &TreePath, links: Option<(&Roots, usize)>) -> Option<Target> {
-    let (roots, base) = links?;
+fn target(link: &TreePath, roots: Option<(&Roots, usize)>) -> Option<Target> {
+    let (roots, base) = roots?;
     let found = match roots.resolve(base, None, link.as_str()) {
         Ok(found) => found,
         Err(why) => return Some(Target::None(why.to_string())),
@@ -142,6 +156,15 @@ fn add(hasher: &mut Hasher, path: &str, kind: Kind, stamp: &Stamp) {
     }
     for time in [stamp.mtime_ns, stamp.ctime_ns] {
         hasher.update(&time.to_le_bytes());
+    }
+}
+
+/// A file of the pool: its content is that of the inode, which the pool vouches for.
+fn add_linked(hasher: &mut Hasher, path: &str, stamp: &Stamp) {
+    hasher.update(path.as_bytes());
+    hasher.update(if stamp.executable { b"\0X" } else { b"\0L" });
+    for number in [stamp.dev, stamp.ino] {
+        hasher.update(&number.to_le_bytes());
     }
 }
 

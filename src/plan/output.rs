@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::OFlags;
 
-use super::fingerprint::{self, GRANULARITY, look};
+use super::fingerprint::{self, Aids, GRANULARITY, look};
 use super::inventory::{Inventory, Made, Making, Writer};
 use super::record::{Known, Record};
 use super::settings::Settings;
@@ -25,7 +25,9 @@ use crate::event::{Event, Observer};
 use crate::fs::{FsError, Kind, ReadError, Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::target::Target;
-use crate::tree::{BadThing, MaterialiseError, Tree, Written, materialise};
+use crate::tree::{
+    BadThing, Links, MaterialiseError, Seen, Tree, Written, materialise, materialise_linked,
+};
 
 /// Files of this size are kept when an output is read.
 const KEEP_BYTES: u64 = 64 * 1024;
@@ -97,6 +99,8 @@ pub(super) struct Output {
     inventory: Mutex<Option<Inventory>>,
     /// Writes down what those of this build are made of.
     making: Option<Writer>,
+    /// Files that outputs share.
+    links: Option<Links>,
 }
 
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -289,9 +293,17 @@ impl Output {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             _ => Some(Arc::new(Root::open(&dir).map_err(refused("can not open"))?)),
         };
+        let pool = state.join(format!("{target}.links"));
+        let links = match pool.symlink_metadata() {
+            Ok(there) if there.is_dir() => {
+                Some(Links::open(&pool, &record.links).map_err(failed("can not open", &pool))?)
+            }
+            _ => None,
+        };
         Ok(Self {
             dir,
             root,
+            links,
             state,
             target,
             access,
@@ -302,6 +314,20 @@ impl Output {
             inventory: Mutex::new(None),
             making: None,
         })
+    }
+
+    /// Links files with one of `contents` from now on instead of writing them again.
+    pub(super) fn link(&mut self, contents: impl IntoIterator<Item = Digest>) -> Result<(), Error> {
+        let pool = self.state.join(format!("{}.links", self.target));
+        if self.links.is_none() {
+            real_dir(&pool)?;
+            let links = Links::open(&pool, &Seen::new()).map_err(failed("can not open", &pool))?;
+            self.links = Some(links);
+        }
+        if let Some(links) = &mut self.links {
+            links.want(contents);
+        }
+        Ok(())
     }
 
     fn record_path(&self) -> PathBuf {
@@ -465,7 +491,11 @@ impl Output {
         }
         let staging = self.state.join("tmp");
         let staged = StagedDir::new(&staging).map_err(refused("can not create"))?;
-        let stats = match materialise(tree, staged.handle()) {
+        let written = match &self.links {
+            Some(links) => materialise_linked(tree, staged.handle(), links),
+            None => materialise(tree, staged.handle()),
+        };
+        let stats = match written {
             Ok(stats) => stats,
             Err(MaterialiseError::Source { path, source }) => {
                 return Ok(Placed::SourceFailed(path, source));
@@ -580,7 +610,11 @@ impl Output {
 
     /// What the output at `place` looks like, if it is one.
     fn look(&self, place: &TreePath) -> Option<String> {
-        let look = look(self.root.as_ref()?, Some(place), None)
+        let aids = Aids {
+            links: self.links.as_ref(),
+            ..Aids::default()
+        };
+        let look = look(self.root.as_ref()?, Some(place), aids)
             .ok()
             .filter(|look| !look.odd)?;
         Some(look.fingerprint.hex())
@@ -854,10 +888,14 @@ impl Output {
             let path = self.state.join(format!("{}.files", self.target));
             writer.finish().map_err(failed("can not write", &path))?;
         }
-        let record = self
+        let mut record = self
             .record
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
+        if let Some(links) = &self.links {
+            let path = self.state.join(format!("{}.links", self.target));
+            record.links = links.finish().map_err(failed("can not read", &path))?;
+        }
         let path = self.state.join(format!("{}.record", self.target));
         // What was written a moment ago could be written again with the same time: the record must
         // be younger than that (the racy rule of git's index).

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::diag::Told;
 use crate::digest::Digest;
+use crate::tree::Seen;
 
 /// Another one is not trusted.
 const SCHEMA: &str = "casepack.record.v2";
@@ -48,6 +49,9 @@ pub(super) struct Record {
     /// What was found about the dataset as a whole in that state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) told: Vec<Told>,
+    /// What the files that outputs share looked like.
+    #[serde(default, skip_serializing_if = "Seen::is_empty")]
+    pub(super) links: Seen,
     /// Bundles: the manifest's digest of the release that the outputs are in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) release: Option<String>,

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::fingerprint::{Look, look};
+use super::fingerprint::{Aids, Look, look};
 use super::settings::configs;
 use crate::bundle::Compression;
 use crate::dataset::Dataset;
@@ -81,7 +81,11 @@ pub(super) fn of(
                 field(format!("{stamp:?}").as_bytes());
             }
             Some((Kind::Dir, _)) | None => {
-                let look = look(root, path.as_ref(), Some((roots, index)))
+                let aids = Aids {
+                    roots: Some((roots, index)),
+                    ..Aids::default()
+                };
+                let look = look(root, path.as_ref(), aids)
                     .ok()
                     .filter(|look| !look.odd)?;
                 changed_ns = changed_ns.max(look.changed_ns);

@@ -11,7 +11,7 @@ use super::{PublishError, failed};
 use crate::digest::TreeId;
 use crate::fs::{FsError, Kind, Root, write_atomic};
 use crate::path::{CaseId, TreePath};
-use crate::plan::fingerprint::{GRANULARITY, look};
+use crate::plan::fingerprint::{Aids, GRANULARITY, look};
 use crate::tree::Tree;
 
 const SCHEMA: &str = "casepack.pulled.v1";
@@ -113,6 +113,6 @@ impl Record {
 
 /// What the directory looks like; `None` when a look can't vouch for it.
 fn seen(out: &Arc<Root>, place: &TreePath) -> Option<String> {
-    let look = look(out, Some(place), None).ok()?;
+    let look = look(out, Some(place), Aids::default()).ok()?;
     (!look.odd).then(|| look.fingerprint.hex())
 }

@@ -41,6 +41,7 @@ use self::verifier::{Judging, Part};
 use crate::assemble::Views;
 use crate::dataset::{Case, Dataset, Format, Instruction, JUDGE_FILES, Step, Verifier};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
+use crate::digest::Digest;
 use crate::path::{CaseId, TreePath, fold};
 use crate::tree::{Content, Entry, Mode, Tree, TreeBuilder};
 
@@ -89,6 +90,11 @@ impl Prepared {
     /// The directory name of a case of the dataset.
     pub fn name(&self, case: &CaseId) -> Option<&SafeName> {
         self.names.get(case)
+    }
+
+    /// What files that every package has hold.
+    pub fn shared(&self) -> impl Iterator<Item = Digest> {
+        self.tests.iter().map(|(_, _, content)| content.digest)
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode as Permissions, OFlags};
 use rustix::io::Errno;
 
-use super::{Content, Data, Mode, Tree};
+use super::{Content, Data, Links, Mode, Tree};
 use crate::digest::Hasher;
 use crate::fs::{ReadError, Stamp, open_below, write_all};
 use crate::path::TreePath;
@@ -49,7 +49,26 @@ pub enum MaterialiseError {
 /// # Errors
 /// When a source changed or can't be read, or the system refuses to write.
 pub fn materialise(tree: &Tree, into: impl AsFd) -> Result<Written, MaterialiseError> {
-    let into = into.as_fd();
+    write(tree, into.as_fd(), None)
+}
+
+/// As [`materialise`], but files that `links` wants become hard links, read-only.
+///
+/// # Errors
+/// As [`materialise`].
+pub fn materialise_linked(
+    tree: &Tree,
+    into: impl AsFd,
+    links: &Links,
+) -> Result<Written, MaterialiseError> {
+    write(tree, into.as_fd(), Some(links))
+}
+
+fn write(
+    tree: &Tree,
+    into: BorrowedFd<'_>,
+    links: Option<&Links>,
+) -> Result<Written, MaterialiseError> {
     let mut umask = Umask::default();
     let mut written = Written::default();
     let mut dirs = Vec::<Dir>::new();
@@ -90,8 +109,19 @@ pub fn materialise(tree: &Tree, into: impl AsFd) -> Result<Written, MaterialiseE
             }
         }
         let at = innermost(&dirs, into);
-        let file = make_file(at, path.name(), entry.mode, &mut umask).map_err(failed)?;
-        fill(&file, path, &entry.content)?;
+        let (name, content) = (path.name(), &entry.content);
+        let links = links.filter(|links| links.wants(content));
+        let linked = match links {
+            Some(links) => links.link(content, entry.mode, at, name).map_err(failed)?,
+            None => false,
+        };
+        if !linked {
+            let file = make_file(at, name, entry.mode, &mut umask).map_err(failed)?;
+            fill(&file, path, content)?;
+            if let Some(links) = links {
+                links.take(content, entry.mode, at, name).map_err(failed)?;
+            }
+        }
         written.files += 1;
         written.bytes = written.bytes.saturating_add(entry.content.size);
         last = text;

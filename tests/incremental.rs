@@ -1,0 +1,646 @@
+//! Builds that say why, and what is done about outputs that are not what they were: plan, verify,
+//! diff, watch, link, and everything that may go wrong on the disk.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::{Project, ProjectBuilder};
+
+const CONFIG: &str = "
+name: demo
+dataset:
+  path: cases
+  schema: prompt
+  workspace:
+    files:
+      - notes.md
+      - {dest: guide.md, source: shared/guide.md}
+execution: {prompt: 'Do {{ input.prompt }}'}
+judges:
+  - {name: done, check: return True}
+";
+
+fn project(count: usize) -> Project {
+    let mut project = ProjectBuilder::new()
+        .eval_yaml(CONFIG)
+        .file("shared/guide.md", "the guide\n");
+    for number in 0..count {
+        project = project.case(&format!("case-{number}"), |case| {
+            case.input(&format!("prompt: task {number}\n"))
+                .annotations(&format!("want: {number}\n"))
+                .file("notes.md", format!("note {number}\n"))
+        });
+    }
+    let project = project.build();
+    // Nothing vouches for files that are as young as the build.
+    std::thread::sleep(Duration::from_millis(60));
+    project
+}
+
+fn json(project: &Project, args: &[&str], code: i32) -> Value {
+    let all = args.iter().chain(&["--output", "json"]);
+    project.casepack(all).assert_code(code).json()
+}
+
+/// `case action` of every output.
+fn actions(plan: &Value) -> Vec<String> {
+    let outputs = plan["outputs"].as_array().unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    outputs
+        .iter()
+        .map(|it| format!("{} {}", text(&it["case"]), text(&it["action"])))
+        .collect()
+}
+
+#[test]
+fn plan_says_what_a_build_would_do_and_why() {
+    let project = project(4);
+    let plan = json(&project, &["plan"], 0);
+    assert_eq!(plan["schema"], "casepack.plan.v1");
+    assert_eq!(plan["summary"]["new"], 4);
+    assert!(!project.path("dist").exists(), "a plan writes nothing");
+    project.casepack(["build"]).assert_code(0);
+    assert_eq!(json(&project, &["plan"], 0)["summary"]["unchanged"], 4);
+
+    project.write("cases/case-1/notes.md", "another note\n");
+    project.write("cases/case-2/annotations.yaml", "want: more\n");
+    project.write("cases/case-3/new.md", "for judges\n");
+    project.remove("cases/case-0");
+    let before = project.tree("dist");
+    let plan = json(&project, &["plan"], 0);
+    assert_eq!(
+        actions(&plan),
+        [
+            "case-1 changed",
+            "case-2 changed",
+            "case-3 changed",
+            "case-0 removed"
+        ]
+    );
+    let inputs = |at: usize| {
+        let inputs = plan["outputs"][at]["inputs"].as_array().unwrap().clone();
+        inputs
+            .iter()
+            .map(|it| format!("{} {}", it["view"], it["file"]))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(inputs(0), ["\"workspace\" \"notes.md\""]);
+    assert_eq!(inputs(1), ["\"evaluation\" \"annotations.yaml\""]);
+    assert_eq!(inputs(2), ["\"evaluation\" \"new.md\""]);
+    let moved = &plan["outputs"][0]["inputs"][0];
+    assert!(moved["old"].as_str().unwrap().starts_with("sha256:"));
+    assert_ne!(moved["old"], moved["new"]);
+    assert_eq!(plan["outputs"][2]["inputs"][0]["old"], Value::Null);
+    assert_ne!(
+        plan["outputs"][0]["key"],
+        plan["outputs"][0]["previous_key"]
+    );
+    assert_eq!(project.tree("dist"), before, "a plan writes nothing");
+
+    // What is built is what was planned.
+    let built = json(&project, &["build"], 0);
+    assert_eq!(built["changed"], json!(["case-1", "case-2", "case-3"]));
+    assert_eq!(built["removed"], json!(["harbor/case-0"]));
+    assert_eq!(json(&project, &["plan"], 0)["summary"]["unchanged"], 3);
+
+    // Options and the config, by name and value; nothing where no output changes.
+    let plan = json(&project, &["plan", "--workdir", "/work"], 0);
+    assert_eq!(
+        plan["settings"],
+        json!([{"name": "--workdir", "old": "/workspace", "new": "/work", "outputs": 3}])
+    );
+    project.write(
+        "eval.yaml",
+        CONFIG.replace("Do {{", "Please do {{") + "# a remark\n",
+    );
+    let plan = json(&project, &["plan"], 0);
+    assert_eq!(plan["settings"][0]["name"], "eval.yaml execution.prompt");
+    assert_eq!(plan["settings"][0]["old"], "Do {{ input.prompt }}");
+    project.write("eval.yaml", format!("{CONFIG}# a remark\n"));
+    assert_eq!(json(&project, &["plan"], 0)["summary"]["unchanged"], 3);
+    let text = project.casepack(["plan", "--image", "example/x:1"]);
+    assert!(
+        text.stdout
+            .contains("--image was not given, now `example/x:1` (3 outputs)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn plan_without_what_was_written_down_says_so() {
+    let project = project(2);
+    project.casepack(["build"]).assert_code(0);
+    project.write("cases/case-1/notes.md", "another note\n");
+    for damage in ["", "no such thing\n", "0123456789abcdef h - {}\n"] {
+        project.write("dist/.casepack/harbor.files", damage);
+        let plan = json(&project, &["plan"], 0);
+        assert_eq!(plan["outputs"][1]["action"], "changed");
+        assert_eq!(plan["outputs"][1]["inputs"], Value::Null, "{damage:?}");
+    }
+    project.casepack(["build"]).assert_code(0);
+    project.casepack(["build", "--no-index"]).assert_code(0);
+    project.write("cases/case-1/notes.md", "a third note\n");
+    let plan = json(&project, &["plan"], 0);
+    assert_eq!(plan["outputs"][1]["inputs"][0]["file"], "notes.md");
+}
+
+#[test]
+fn findings_are_told_again_without_reading() {
+    let project = project(3);
+    project.write("eval.yaml", CONFIG.replace("notes.md", "missing.md"));
+    project.write("cases/case-1/missing.md", "here\n");
+    fs::create_dir(project.path("cases/case-2/empty")).unwrap();
+    std::thread::sleep(Duration::from_millis(60));
+    let first = json(&project, &["build", "-v"], 0);
+    assert!(
+        first["diagnostics"].as_array().unwrap().len() >= 2,
+        "{first}"
+    );
+    let again = json(&project, &["build", "-v"], 0);
+    assert_eq!(again["diagnostics"], first["diagnostics"]);
+    assert_eq!(again["unchanged"].as_array().unwrap().len(), 3);
+    let human = |outcome: crate::support::Outcome| {
+        let lines = outcome.stderr.lines().map(str::to_owned);
+        lines
+            .filter(|line| !line.starts_with("Building"))
+            .collect::<Vec<_>>()
+    };
+    let fresh = human(project.casepack(["build", "-v", "-o", "other"]));
+    assert_eq!(human(project.casepack(["build", "-v"])), fresh);
+    // Another judgement of the user is another state.
+    project
+        .casepack(["build", "--deny", "warnings"])
+        .assert_code(1);
+    project.casepack(["build"]).assert_code(0);
+}
+
+#[test]
+fn verify_names_each_difference() {
+    let project = project(3);
+    project
+        .casepack(["build", "--target", "harbor,workspace"])
+        .assert_code(0);
+    let fine = json(&project, &["verify"], 0);
+    assert_eq!(fine["differences"], json!([]));
+    assert_eq!(fine["targets"], json!(["workspace", "harbor"]));
+    assert_eq!(fine["outputs"], 6);
+
+    project.write("dist/harbor/case-0/instruction.md", "mine\n");
+    project.write("dist/harbor/case-0/extra.md", "mine\n");
+    fs::remove_file(project.path("dist/harbor/case-1/task.toml")).unwrap();
+    fs::remove_dir_all(project.path("dist/workspace/case-2")).unwrap();
+    let run = project.path("dist/workspace/case-0/guide.md");
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o755)).unwrap();
+    project.write("dist/harbor/stranger/task.toml", "x = 1\n");
+    let found = json(&project, &["verify", "dist"], 1);
+    let differences = found["differences"].as_array().unwrap();
+    let told: Vec<String> = differences
+        .iter()
+        .map(|it| {
+            let text = |key: &str| it[key].as_str().unwrap_or("-").to_owned();
+            format!(
+                "{} {} {} {}",
+                text("change"),
+                text("target"),
+                text("output"),
+                text("file")
+            )
+        })
+        .collect();
+    insta::assert_snapshot!(told.join("\n"), @r"
+    mode workspace case-0 guide.md
+    removed workspace case-2 -
+    added harbor case-0 extra.md
+    content harbor case-0 instruction.md
+    removed harbor case-1 task.toml
+    listed harbor dataset.toml demo/case-0
+    listed harbor dataset.toml demo/case-1
+    added harbor stranger -
+    ");
+    // A target's directory does as well; what is no build is the command line's fault.
+    assert_eq!(
+        json(&project, &["verify", "dist/harbor"], 1)["differences"]
+            .as_array()
+            .unwrap()
+            .len(),
+        8
+    );
+    project.casepack(["verify", "cases"]).assert_code(2);
+    project
+        .casepack(["build", "--target", "harbor,workspace", "--force"])
+        .assert_code(0);
+    project.remove("dist/harbor/stranger");
+    json(&project, &["verify"], 0);
+}
+
+#[test]
+fn diff_compares_builds_and_datasets() {
+    let project = project(3);
+    project.casepack(["build", "-o", "a"]).assert_code(0);
+    project.casepack(["diff", "a", "."]).assert_code(0);
+    project.write("cases/case-1/notes.md", "another note\n");
+    project.remove("cases/case-0");
+    project.write("cases/case-9/input.yaml", "prompt: nine\n");
+    project.casepack(["build", "-o", "b"]).assert_code(0);
+    for (a, b) in [("a", "b"), ("a", "."), ("a", "eval.yaml")] {
+        let found = json(&project, &["diff", a, b], 1);
+        assert_eq!(found["schema"], "casepack.diff.v1");
+        assert_eq!(found["added"], json!(["case-9"]), "{a} {b}");
+        assert_eq!(found["removed"], json!(["case-0"]));
+        assert_eq!(found["same"], 1);
+        assert_eq!(found["changed"][0]["output"], "case-1");
+        let files = found["changed"][0]["files"].as_array().unwrap();
+        assert!(
+            files
+                .iter()
+                .any(|it| it["file"] == "environment/workspace/notes.md"
+                    && it["change"] == "content"),
+            "{files:?}"
+        );
+    }
+    assert_eq!(
+        json(&project, &["diff", ".", "a"], 1)["added"],
+        json!(["case-0"])
+    );
+    // What somebody changed in a build is seen.
+    project.write("b/harbor/case-2/instruction.md", "mine\n");
+    let found = json(&project, &["diff", "b", "."], 1);
+    assert_eq!(found["changed"][0]["files"][0]["file"], "instruction.md");
+    project.casepack(["diff", "a", "nowhere"]).assert_code(1);
+    project
+        .casepack(["diff", "a", "b", "--target", "workspace"])
+        .assert_code(2);
+}
+
+#[test]
+fn outputs_are_read_when_nobody_is_trusted() {
+    let project = project(2);
+    project.casepack(["build"]).assert_code(0);
+    assert_eq!(
+        json(&project, &["build", "--no-index"], 0)["unchanged"],
+        json!(["case-0", "case-1"])
+    );
+    // A byte that changes behind the file system's back can't be made here; so the record is made
+    // to say that the changed output looks right.
+    project.write("dist/harbor/case-1/instruction.md", "Do task X\n");
+    let changed = json(&project, &["build", "--verify-outputs"], 1);
+    assert_eq!(changed["failed"], json!(["case-1"]));
+    assert_eq!(
+        json(&project, &["build", "--verify-outputs", "--force"], 0)["changed"],
+        json!(["case-1"])
+    );
+}
+
+#[test]
+fn links_are_read_only_and_the_same_files() {
+    let project = project(4);
+    let plain = ["build", "-o", "plain"];
+    project.casepack(plain).assert_code(0);
+    project.casepack(["build", "--link"]).assert_code(0);
+    assert_eq!(
+        project
+            .casepack(["diff", "plain", "dist"])
+            .assert_code(0)
+            .stderr,
+        ""
+    );
+    let at = |case: &str, file: &str| {
+        let path = project.path(format!("dist/harbor/{case}/{file}"));
+        path.metadata().unwrap()
+    };
+    for file in ["environment/workspace/guide.md", "tests/judge.py"] {
+        let (one, other) = (at("case-0", file), at("case-3", file));
+        assert_eq!((one.dev(), one.ino()), (other.dev(), other.ino()), "{file}");
+        assert_eq!(one.mode() & 0o222, 0, "{file} can not be written");
+    }
+    let own = at("case-0", "environment/workspace/notes.md");
+    assert_eq!((own.nlink(), own.mode() & 0o777), (1, 0o644));
+
+    // Links make nothing look changed, and what was linked is found again.
+    let again = json(&project, &["build"], 0);
+    assert_eq!(again["unchanged"].as_array().unwrap().len(), 4);
+    project.write("cases/case-4/input.yaml", "prompt: four\n");
+    assert_eq!(
+        json(&project, &["build", "--link"], 0)["new"],
+        json!(["case-4"])
+    );
+    assert_eq!(
+        at("case-4", "tests/judge.py").ino(),
+        at("case-0", "tests/judge.py").ino()
+    );
+    json(&project, &["verify"], 0);
+
+    // One that is changed all the same is found in every output, and is linked no more.
+    let judge = project.path("dist/harbor/case-0/tests/judge.py");
+    fs::set_permissions(&judge, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(&judge, "print('mine')\n").unwrap();
+    let found = json(&project, &["build"], 1);
+    assert_eq!(found["failed"].as_array().unwrap().len(), 5);
+    assert_eq!(
+        json(&project, &["build", "--link", "--force"], 0)["changed"]
+            .as_array()
+            .unwrap()
+            .len(),
+        5
+    );
+    json(&project, &["verify"], 0);
+    json(
+        &project,
+        &["diff", "plain", "dist", "--case", "case-[0-3]"],
+        1,
+    );
+}
+
+/// Waits for `what`, for as long as a busy machine may take.
+fn until(mut what: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_mins(2);
+    while Instant::now() < end {
+        if what() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    false
+}
+
+#[test]
+fn watch_builds_again_when_something_changes() {
+    let project = project(2);
+    let mut child = project
+        .invoke(["build", "--watch"])
+        .command()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let has = |file: &str, text: &str| {
+        let path = project.path(file);
+        until(|| fs::read_to_string(&path).is_ok_and(|there| there.contains(text)))
+    };
+    assert!(has("dist/harbor/dataset.toml", "case-1"));
+    project.write("cases/case-0/notes.md", "seen\n");
+    assert!(has(
+        "dist/harbor/case-0/environment/workspace/notes.md",
+        "seen"
+    ));
+    project.write("shared/guide.md", "seen as well\n");
+    assert!(has(
+        "dist/harbor/case-1/environment/workspace/guide.md",
+        "seen as well"
+    ));
+    project.write("cases/case-2/input.yaml", "prompt: new\n");
+    assert!(has("dist/harbor/case-2/instruction.md", "Do new"));
+    // An error is told, and mended.
+    project.write("eval.yaml", "name: [\n");
+    std::thread::sleep(Duration::from_millis(500));
+    project.write("eval.yaml", CONFIG.replace("Do {{", "Now do {{"));
+    assert!(has("dist/harbor/case-2/instruction.md", "Now do new"));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert!(until(|| child.try_wait().unwrap().is_some()));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("2 new") && text.contains("1 changed"),
+        "{text}"
+    );
+    assert!(!text.contains("0 cases"), "only news are told: {text}");
+}
+
+/// Runs `script` with bubblewrap's `mounts`; `None`, told, where that is not possible.
+fn in_mounts(project: &Project, mounts: &[&str], script: &str) -> Option<(i32, String)> {
+    let command = project.invoke(["unused"]).command();
+    let mut bwrap = Command::new("bwrap");
+    bwrap.args(["--dev-bind", "/", "/"]).args(mounts);
+    bwrap.args(["sh", "-c", script]).arg(command.get_program());
+    bwrap.current_dir(project.root()).env_clear();
+    bwrap.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let probe = Command::new("bwrap")
+        .args(["--dev-bind", "/", "/"])
+        .args(mounts)
+        .arg("true")
+        .output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        println!("skipped: no bubblewrap that mounts {mounts:?}");
+        return None;
+    }
+    let output = bwrap.output().unwrap();
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Some((output.status.code().unwrap(), text))
+}
+
+#[test]
+fn a_full_disk_is_told_and_costs_nothing_that_was_there() {
+    let project = project(8);
+    fs::create_dir(project.path("small")).unwrap();
+    let small = project.path("small");
+    let small = small.to_str().unwrap();
+    // Eight packages do not fit; the first two do.
+    let script = "
+        \"$0\" build -q --case 'case-[01]' -o small/dist || exit 10
+        cp -r small/dist before
+        \"$0\" build --output human -o small/dist; code=$?
+        [ $code = 3 ] || exit 11
+        for case in case-0 case-1; do diff -r before/harbor/$case small/dist/harbor/$case || exit 12; done
+        rm -r small/dist/harbor/case-1
+        \"$0\" verify small/dist | grep -q 'removed *harbor/case-1' || exit 13
+        \"$0\" build -q --case 'case-[01]' -o small/dist || exit 14
+        for case in case-0 case-1; do diff -r before/harbor/$case small/dist/harbor/$case || exit 15; done
+    ";
+    let Some((code, text)) = in_mounts(&project, &["--size", "300000", "--tmpfs", small], script)
+    else {
+        return;
+    };
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("No space left on device"), "{text}");
+    assert!(
+        text.contains("Check that you may write there and that there is space"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_read_only_output_directory_is_told() {
+    let project = project(2);
+    project.casepack(["build"]).assert_code(0);
+    project.write("cases/case-1/notes.md", "another note\n");
+    let dist = project.path("dist");
+    let dist = dist.to_str().unwrap();
+    let script = "\"$0\" build; [ $? = 3 ] || exit 11; \"$0\" plan || exit 12";
+    let Some((code, text)) = in_mounts(&project, &["--ro-bind", dist, dist], script) else {
+        return;
+    };
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("Read-only file system"), "{text}");
+    assert!(text.contains("1 changed, 1 unchanged"), "{text}");
+}
+
+/// A command line that runs as nobody, who owns all of `project`; `None`, told, for those who are
+/// not root.
+fn as_nobody(project: &Project, args: &[&str]) -> Option<std::process::Output> {
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let probe = Command::new("setpriv").args(nobody).arg("true").output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        println!("skipped: nobody can be become only by root, with setpriv");
+        return None;
+    }
+    // The temporary directory itself is root's alone.
+    for above in project.root().ancestors().skip(1) {
+        let mode = above.metadata().unwrap().permissions().mode();
+        if mode & 0o005 != 0o005 {
+            fs::set_permissions(above, fs::Permissions::from_mode(mode | 0o055)).unwrap();
+        }
+    }
+    let chown = Command::new("chown")
+        .args(["-R", "65534:65534"])
+        .arg(project.root())
+        .status();
+    assert!(chown.unwrap().success());
+    let command = project.invoke(args.iter().copied()).command();
+    let mut setpriv = Command::new("setpriv");
+    setpriv
+        .args(nobody)
+        .arg(command.get_program())
+        .args(command.get_args());
+    setpriv.current_dir(project.root()).env_clear();
+    setpriv.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    Some(setpriv.output().unwrap())
+}
+
+#[test]
+fn another_user_gets_the_same_bytes() {
+    let (one, two) = (project(3), project(3));
+    let args = ["build", "--target", "workspace,harbor,evalhub,bundle"];
+    one.casepack(args).assert_code(0);
+    let Some(output) = as_nobody(&two, &args) else {
+        return;
+    };
+    assert!(output.status.success(), "{output:?}");
+    for target in ["workspace", "harbor", "evalhub", "bundle"] {
+        let dist = format!("dist/{target}");
+        assert_eq!(one.tree(&dist), two.tree(&dist));
+    }
+}
+
+#[test]
+fn what_can_not_be_read_fails_its_case_only() {
+    let project = project(3);
+    let secret = project.path("cases/case-1/notes.md");
+    let Some(output) = as_nobody(&project, &["build"]) else {
+        return;
+    };
+    assert!(output.status.success(), "{output:?}");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o000)).unwrap();
+    project.write("cases/case-2/notes.md", "another note\n");
+    let output = as_nobody(&project, &["build", "--output", "json"]).unwrap();
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{document:#}");
+    assert_eq!(document["failed"], json!(["case-1"]));
+    assert_eq!(document["changed"], json!(["case-2"]));
+    assert_eq!(
+        project.read("dist/harbor/case-1/environment/workspace/notes.md"),
+        "note 1\n",
+        "the earlier package stays"
+    );
+}
+
+/// Somebody rewrites a large file all the time: what is built is one of its states, never a mixture,
+/// and a case that was caught changing is told.
+#[test]
+fn inputs_that_change_while_they_are_read_are_never_mixed() {
+    let project = project(1);
+    let file = project.path("cases/case-0/notes.md");
+    let state = |byte: u8| vec![byte; 3 << 20];
+    fs::write(&file, state(b'a')).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let caught = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut byte = b'a';
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                byte = if byte == b'z' { b'a' } else { byte + 1 };
+                fs::write(&file, state(byte)).unwrap();
+            }
+        });
+        let mut caught = 0;
+        for round in 0..12 {
+            let out = format!("out{}", round % 3);
+            let outcome = project.casepack(["build", "-o", &out, "--output", "json"]);
+            caught +=
+                outcome.findings("file-changed").len() + outcome.findings("file-unreadable").len();
+            let there = project.path(format!(
+                "{out}/harbor/case-0/environment/workspace/notes.md"
+            ));
+            if let Ok(bytes) = fs::read(there) {
+                let first = bytes.first().copied().unwrap_or_default();
+                let whole = bytes.iter().all(|byte| *byte == first);
+                assert!(whole, "a mixture was built in round {round}");
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        caught
+    });
+    println!("caught changing: {caught} of 12");
+    std::thread::sleep(Duration::from_millis(60));
+    project.casepack(["build", "-o", "out0"]).assert_code(0);
+    project.casepack(["build", "-o", "fresh"]).assert_code(0);
+    project.casepack(["diff", "out0", "fresh"]).assert_code(0);
+}
+
+/// What other machines made of the examples, against what this one makes.
+#[test]
+fn machines_agree_about_the_examples() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("tests/golden/machines.json");
+    let project = ProjectBuilder::new().build();
+    let mut here = serde_json::Map::new();
+    for example in ["support-triage", "pipeline"] {
+        let dataset = root.join("examples").join(example);
+        let dataset = dataset.to_str().unwrap();
+        let targets = "--target=harbor,bundle";
+        let built = json(&project, &["build", dataset, targets, "-o", example], 0);
+        let packages = project.read(&format!("{example}/harbor/dataset.toml"));
+        here.insert(
+            example.to_owned(),
+            json!({
+                "dataset": built["dataset_digest"],
+                "packages": packages.lines().filter(|line| line.starts_with("digest")).collect::<Vec<_>>(),
+                "release": built["release"],
+            }),
+        );
+    }
+    let here = Value::Object(here);
+    if std::env::var_os("CASEPACK_TEST_RECORD").is_some() {
+        let uname = Command::new("uname").arg("-msr").output().unwrap();
+        let machine = String::from_utf8(uname.stdout).unwrap().trim().to_owned();
+        let mut all: Value = fs::read(&path)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .unwrap_or_else(|| json!({}));
+        all[machine] = here.clone();
+        fs::write(&path, format!("{all:#}\n")).unwrap();
+    }
+    let all: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let all = all.as_object().unwrap();
+    assert!(!all.is_empty());
+    for (machine, theirs) in all {
+        assert_eq!(theirs, &here, "{machine} made other bytes");
+    }
+}
