@@ -49,6 +49,7 @@ use crate::dataset::{Dataset, Execution, Mode, OUTPUT_MARK, Phase, Threshold};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
+use crate::fs::remove_tree;
 use crate::path::CaseId;
 use crate::target::harbor;
 
@@ -133,6 +134,9 @@ pub struct Request<'a> {
     /// Set by the signal handler: children are ended and what is known is returned.
     pub stop: &'a AtomicBool,
 }
+
+/// Where sandboxes find `/etc` while the run lasts, in its directory.
+const ETC: &str = ".etc";
 
 /// The reward that passes a case unless `--pass-at` says otherwise: all of it.
 pub const PASS_AT: f64 = 1.0;
@@ -258,6 +262,13 @@ pub fn run(
         start.begin(&dir)?
     };
     let project = project(request, &runs_dir, sandbox.is_some());
+    let etc = dir.join(ETC);
+    // Of an earlier run that was killed.
+    remove_tree(&etc).map_err(|error| io("clearing", &etc)(error.source))?;
+    let sandbox = sandbox.map(|mut sandbox| {
+        sandbox.stage_etc(&etc);
+        sandbox
+    });
     let mut runner = Runner {
         request,
         project,
@@ -294,6 +305,8 @@ pub fn run(
     if !runner.hooks.all.is_empty() && !process::end_scope(&scope) {
         warnings.push("A process that a hook started could not be ended.".to_owned());
     }
+    // It holds nothing that is not in /etc; a rest of it does no harm.
+    remove_tree(&etc).ok();
     observer.on(Event::StageFinished { stage: Stage::Run });
     let interrupted = cases
         .iter()

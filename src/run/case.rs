@@ -24,7 +24,7 @@ use super::results::{
 use super::sandbox::{self, Mount, Sandbox};
 use super::{Agent, PackageRef, Request, collect, env, known, overlay, verdict};
 use crate::dataset::{self, Execution, Instruction, Phase};
-use crate::diag::{Diagnostic, Diagnostics};
+use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::fs::{Root, remove_tree, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::template;
@@ -230,6 +230,20 @@ impl Runner<'_> {
         let id = &reference.id;
         let package = Package::read(&reference.dir)?;
         result.package_digest = package.digest.map(|digest| digest.to_string());
+        for field in &package.unheld {
+            // The same for every package, so that it is told once.
+            self.tell(
+                Diagnostic::new(
+                    Rule::Unsupported,
+                    format!(
+                        "[environment].{field} of task.toml is not held to: there is no container."
+                    ),
+                )
+                .severity(Severity::Note)
+                .help("Nothing has to be done if the task works without; else use --engine harbor.")
+                .case(id),
+            );
+        }
         if let Some(sandbox) = &self.sandbox {
             if let Some(why) = sandbox.refuses_workdir(&package.workdir) {
                 let message = format!("The workdir '{}' can not be used: {why}.", package.workdir);
@@ -758,7 +772,7 @@ impl Work<'_> {
 
     /// Runs a script as Harbor does: by its first line, and by the shell when it has none.
     pub(super) fn script(&self, path: &str) -> Vec<OsString> {
-        [self.shell(), "-c", "(\"$0\")", path]
+        [self.shell(), "-c", "\"$0\"", path]
             .map(OsString::from)
             .into()
     }

@@ -39,6 +39,8 @@ pub(super) struct Package {
     pub(super) agent_user: Option<u32>,
     /// As whom the verifier works.
     pub(super) verifier_user: Option<u32>,
+    /// What it asks for that a run without containers does not give: fields of `task.toml`.
+    pub(super) unheld: Vec<&'static str>,
     /// Whether the verifier sees only `artifacts` of what the agent did.
     pub(super) separate: Option<Vec<String>>,
     /// What is done, in order.
@@ -198,6 +200,7 @@ impl Package {
             solution_env: task.table("solution")?.texts("env")?,
             agent_network: network(&agent)?,
             verifier_network: network(&verifier)?,
+            unheld: unheld(&environment),
             agent_user: user(&agent)?,
             verifier_user: user(&verifier)?,
             separate: if separate {
@@ -211,6 +214,24 @@ impl Package {
             steps,
         })
     }
+}
+
+/// Limits, devices and services that only a container, or its host, can give.
+fn unheld(environment: &Table<'_>) -> Vec<&'static str> {
+    const FIELDS: [&str; 10] = [
+        "cpus",
+        "gpus",
+        "healthcheck",
+        "mcp_servers",
+        "memory",
+        "memory_mb",
+        "skills_dir",
+        "storage",
+        "storage_mb",
+        "tpu",
+    ];
+    let asks = |field: &&str| environment.get(field).is_some();
+    FIELDS.into_iter().filter(asks).collect()
 }
 
 /// `user` of a phase: a number, or a name, which stands for this machine's user of that name and

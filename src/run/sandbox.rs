@@ -102,6 +102,8 @@ pub(super) struct Sandbox {
     program: PathBuf,
     /// Arguments that every sandbox has.
     base: Vec<OsString>,
+    /// Arguments that show `/etc`.
+    etc: Vec<OsString>,
     /// Canonical.
     shown: Vec<PathBuf>,
     /// Canonical.
@@ -209,14 +211,68 @@ impl Sandbox {
         let mut sandbox = Self {
             program,
             base: Vec::new(),
+            etc: Vec::new(),
             shown,
             hidden,
             path: String::new(),
         };
         sandbox.path = sandbox.search_path(own);
         sandbox.base = sandbox.base();
+        for name in ETC {
+            let path = format!("/etc/{name}");
+            let words = ["--ro-bind-try", &path, &path];
+            sandbox.etc.extend(words.map(OsString::from));
+        }
         sandbox.probe()?;
         Ok(sandbox)
+    }
+
+    /// Copies what is shown of `/etc` to the new directory `dir` and shows that from now on: one
+    /// mount in place of some twenty, each of which costs a sandbox as much as a small program.
+    /// Where it can't be copied, all stays as it is.
+    pub(super) fn stage_etc(&mut self, dir: &Path) {
+        let mut copied = std::fs::create_dir(dir);
+        for name in ETC {
+            let (from, to) = (Path::new("/etc").join(name), dir.join(name));
+            copied = copied.and_then(|()| {
+                if let Some(parent) = to.parent() {
+                    std::fs::create_dir_all(parent)?;
+                }
+                self.copy(&from, &to, 0)
+            });
+        }
+        if copied.is_ok() {
+            self.etc = ["--ro-bind".into(), dir.into(), "/etc".into()].into();
+        }
+    }
+
+    /// Copies a file, or a directory with all that is in it. Links stay links where they lead to
+    /// what is shown anyway; what can't be read is left out, as it could not be read inside.
+    fn copy(&self, from: &Path, to: &Path, depth: usize) -> std::io::Result<()> {
+        const DEEPEST: usize = 8;
+        const LARGEST: u64 = 16 << 20;
+        let Ok(meta) = from.symlink_metadata() else {
+            return Ok(());
+        };
+        // Within a directory links lead to its neighbours, too.
+        if meta.is_symlink() && (depth > 0 || self.shows(from)) {
+            return std::os::unix::fs::symlink(std::fs::read_link(from)?, to);
+        }
+        let Ok(meta) = from.metadata() else {
+            return Ok(());
+        };
+        if meta.is_dir() && depth < DEEPEST {
+            std::fs::create_dir(to)?;
+            for entry in std::fs::read_dir(from).into_iter().flatten().flatten() {
+                self.copy(&entry.path(), &to.join(entry.file_name()), depth + 1)?;
+            }
+        } else if meta.is_file()
+            && meta.len() <= LARGEST
+            && let Ok(bytes) = std::fs::read(from)
+        {
+            std::fs::write(to, bytes)?;
+        }
+        Ok(())
     }
 
     /// `PATH` inside.
@@ -299,6 +355,7 @@ impl Sandbox {
     ) -> Vec<OsString> {
         let mut argv = vec![self.program.clone().into()];
         argv.extend_from_slice(&self.base);
+        argv.extend_from_slice(&self.etc);
         let mut add = |words: &[&std::ffi::OsStr]| {
             argv.extend(words.iter().map(|&word| word.to_owned()));
         };
@@ -363,7 +420,7 @@ impl Sandbox {
             }
         }
         add(&["--proc", "/proc", "--dev", "/dev", "--dir", "/var/tmp"]);
-        add(&["--tmpfs", "/tmp", "--tmpfs", "/run", "--dir", HOME]);
+        add(&["--tmpfs", "/tmp", "--dir", "/run", "--dir", HOME]);
         if rustix::process::geteuid().is_root() {
             for path in PROC.into_iter().filter(|path| Path::new(path).exists()) {
                 add(&["--ro-bind", path, path]);
@@ -374,10 +431,6 @@ impl Sandbox {
             {
                 add(&["--tmpfs", dir]);
             }
-        }
-        for name in ETC {
-            let path = format!("/etc/{name}");
-            add(&["--ro-bind-try", &path, &path]);
         }
         for dir in &self.hidden {
             if self.shown.iter().any(|shown| dir.starts_with(shown)) {
@@ -406,6 +459,7 @@ impl Sandbox {
         let answer = Command::new(&self.program)
             .args(["--json-status-fd", "1"])
             .args(&self.base)
+            .args(&self.etc)
             .args(["--chdir", "/", "--"])
             .arg(program)
             .env_clear()

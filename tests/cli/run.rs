@@ -818,6 +818,7 @@ fn tasks_of_others_are_run_or_named_with_the_reason() {
     let test = test.replace("$OUT", "${CASEPACK_LOGS_DIR:-/logs}/verifier");
     let mut builder = ProjectBuilder::new();
     for (name, toml) in [
+        ("also", toml.to_owned()),
         ("plain", toml.to_owned()),
         ("built", "[environment]\n".to_owned()),
         (
@@ -836,6 +837,10 @@ fn tasks_of_others_are_run_or_named_with_the_reason() {
     let project = builder
         .file("tasks/built/environment/Dockerfile", "FROM x\n")
         .build();
+    for name in ["plain", "also"] {
+        let path = format!("tasks/{name}/task.toml");
+        project.write(&path, project.read(&path) + "memory_mb = 64\n");
+    }
     let args = ["tasks", "--agent", "oracle", "--output", "json"];
     let document = run(&project, &args).run().assert_code(1).json();
     let cases = document["cases"].as_array().unwrap();
@@ -851,6 +856,7 @@ fn tasks_of_others_are_run_or_named_with_the_reason() {
     assert_eq!(
         told,
         [
+            ("also", "passed"),
             ("broken", "error"),
             ("built", "skipped"),
             ("fenced", "skipped"),
@@ -858,13 +864,17 @@ fn tasks_of_others_are_run_or_named_with_the_reason() {
         ]
     );
     let message = |at: usize| cases[at]["message"].as_str().unwrap().to_owned();
-    assert!(message(0).contains("not valid TOML"), "{}", message(0));
+    assert!(message(1).contains("not valid TOML"), "{}", message(1));
     assert!(
-        message(1).contains("environment/Dockerfile"),
+        message(2).contains("environment/Dockerfile"),
         "{}",
-        message(1)
+        message(2)
     );
-    assert!(message(2).contains("allowlist"), "{}", message(2));
+    assert!(message(3).contains("allowlist"), "{}", message(3));
+    // What can not be held to is told once, not once per case.
+    let notes = document["diagnostics"].as_array().unwrap();
+    assert_eq!(notes.len(), 1, "{document:#}");
+    assert!(notes[0]["message"].as_str().unwrap().contains("memory_mb"));
     assert_eq!(document["dataset"]["name"], "tasks");
     // One of them alone, from inside.
     let args = RUN.iter().chain(&["--agent", "oracle"]);

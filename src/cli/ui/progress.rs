@@ -1,15 +1,16 @@
 //! Progress: bars on a terminal, one line for each stage elsewhere, or nothing.
 //!
-//! Bars come late (a quick command shows none) and redraw slowly. Refuses to know what is done:
-//! it hears the events that every observer hears.
+//! Bars come late (a quick command shows none) and redraw slowly. A run has a row for each case at
+//! work below its bar, and what is judged scrolls up above it. Refuses to know what is done: it
+//! hears the events that every observer hears.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::super::settings::{Look, Progress as How};
 use super::{count, size, to_stderr};
@@ -22,6 +23,8 @@ const LATE: Duration = Duration::from_millis(250);
 const REDRAWS: u8 = 20;
 /// Ids of running cases that are shown at a time.
 const SHOWN: usize = 3;
+/// Rows of running cases that are shown at a time.
+const ROWS: usize = 12;
 
 /// Shows what happens until it is dropped.
 pub(crate) struct Progress {
@@ -68,7 +71,7 @@ impl State {
             Event::StageStarted { stage, total } => {
                 *self = Self::default();
                 if how == How::Bars {
-                    self.bar = Some(Bar::new(verb(stage), total));
+                    self.bar = Some(Bar::new(stage, total));
                     return None;
                 }
                 let cases = count(total, "case", "cases");
@@ -81,8 +84,11 @@ impl State {
                 ));
             }
             Event::CaseStarted { case } => {
-                self.running
-                    .insert(escape::line(case.as_str()).into_owned());
+                let id = escape::line(case.as_str()).into_owned();
+                if let Some(bar) = &mut self.bar {
+                    bar.add_row(&id);
+                }
+                self.running.insert(id);
             }
             Event::CaseChecked { .. } | Event::CaseBuilt { .. } => self.done += 1,
             Event::CaseFailed { .. } => {
@@ -93,18 +99,22 @@ impl State {
                 case,
                 status,
                 duration,
-                ..
+                reward,
             } => {
                 let id = escape::line(case.as_str()).into_owned();
                 self.running.remove(&id);
                 self.done += 1;
                 self.failed += usize::from(status != "passed");
+                let (status, seconds) = (escape::line(status), duration.as_secs_f64());
                 if how == How::Lines {
-                    let seconds = duration.as_secs_f64();
-                    return Some(format!(
-                        "  {id}: {} ({seconds:.1} s)\n",
-                        escape::line(status)
-                    ));
+                    return Some(format!("  {id}: {status} ({seconds:.1} s)\n"));
+                }
+                if let Some(bar) = &mut self.bar {
+                    let reward = reward.map_or_else(String::new, |reward| format!("{reward:.2}"));
+                    bar.end_row(
+                        &id,
+                        &format!("{status:<7} {reward:>5} {seconds:>7.1} s  {id}"),
+                    );
                 }
             }
             Event::TransferStarted {
@@ -115,7 +125,7 @@ impl State {
                 *self = Self::default();
                 self.bytes = Some((bytes, 0));
                 if how == How::Bars {
-                    self.bar = Some(Bar::new(verb(stage), objects));
+                    self.bar = Some(Bar::new(stage, objects));
                     return None;
                 }
                 let what = match stage {
@@ -146,9 +156,11 @@ impl State {
         if self.failed > 0 {
             parts.push(format!("{} failed", self.failed));
         }
+        // Those that have a row of their own are not named twice.
+        let rows = self.bar.as_ref().map_or(0, |bar| bar.rows.len());
         let ids = self.running.iter().take(SHOWN).map(String::as_str);
         let ids = ids.collect::<Vec<_>>().join(", ");
-        if !ids.is_empty() {
+        if !ids.is_empty() && rows == 0 {
             let more = if self.running.len() > SHOWN {
                 ", …"
             } else {
@@ -171,35 +183,40 @@ fn verb(stage: Stage) -> &'static str {
     }
 }
 
-/// A bar that appears when [`LATE`] has passed.
+/// A bar that appears when [`LATE`] has passed, with a row for each case at work.
 struct Bar {
+    all: MultiProgress,
     line: ProgressBar,
+    rows: BTreeMap<String, ProgressBar>,
+    /// Whether cases take so long that a row of their own is worth it.
+    table: bool,
     gone: Option<mpsc::Sender<()>>,
     timer: Option<JoinHandle<()>>,
 }
 
 impl Bar {
-    fn new(verb: &'static str, total: usize) -> Self {
-        let line = ProgressBar::with_draw_target(
-            Some(total.try_into().unwrap_or(u64::MAX)),
-            ProgressDrawTarget::hidden(),
-        );
+    fn new(stage: Stage, total: usize) -> Self {
+        let all = MultiProgress::with_draw_target(ProgressDrawTarget::hidden());
+        let line = all.add(ProgressBar::new(total.try_into().unwrap_or(u64::MAX)));
         let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} {wide_msg}")
             .expect("the template is a constant that is shown in every test of bars");
         line.set_style(style);
-        line.set_prefix(verb);
+        line.set_prefix(verb(stage));
         let (gone, wait) = mpsc::channel();
-        let late = line.clone();
+        let (late, first) = (all.clone(), line.clone());
         let timer = thread::Builder::new()
             .name("progress".to_owned())
             .spawn(move || {
                 if wait.recv_timeout(LATE) == Err(RecvTimeoutError::Timeout) {
                     late.set_draw_target(ProgressDrawTarget::stderr_with_hz(REDRAWS));
-                    late.tick();
+                    first.tick();
                 }
             });
         Self {
+            all,
             line,
+            rows: BTreeMap::new(),
+            table: stage == Stage::Run,
             gone: Some(gone),
             // Without a thread there is no bar, and all else goes on.
             timer: timer.ok(),
@@ -210,6 +227,30 @@ impl Bar {
         self.line.set_message(message.to_owned());
         self.line.set_position(done.try_into().unwrap_or(u64::MAX));
     }
+
+    /// A case is at work; `id` is escaped. An id is there once, however many attempts run.
+    fn add_row(&mut self, id: &str) {
+        if !self.table || self.rows.len() >= ROWS || self.rows.contains_key(id) {
+            return;
+        }
+        let row = self.all.add(ProgressBar::new_spinner());
+        let style = ProgressStyle::with_template("{spinner} {elapsed:>6}  {wide_msg}")
+            .expect("the template is a constant that is shown in every test of bars");
+        row.set_style(style);
+        row.set_message(id.to_owned());
+        row.enable_steady_tick(Duration::from_secs(1));
+        self.rows.insert(id.to_owned(), row);
+    }
+
+    /// A case is done: `told` stays above the bar.
+    fn end_row(&mut self, id: &str, told: &str) {
+        if let Some(row) = self.rows.remove(id) {
+            row.finish_and_clear();
+            self.all.remove(&row);
+        }
+        // As long as nothing is drawn, the table at the end says all.
+        drop(self.all.println(told));
+    }
 }
 
 impl Drop for Bar {
@@ -218,6 +259,9 @@ impl Drop for Bar {
         if let Some(timer) = self.timer.take() {
             // It only waits and draws; if it panicked, the hook has told so.
             drop(timer.join());
+        }
+        for row in self.rows.values() {
+            row.finish_and_clear();
         }
         self.line.finish_and_clear();
     }
@@ -273,6 +317,30 @@ mod tests {
         }
         assert_eq!(state.message(), "a, b, c, …");
         assert!(state.bar.as_ref().unwrap().line.is_hidden());
+        // A build has no rows; a run has one for each case at work, up to a screen full.
+        assert_eq!(state.bar.as_ref().unwrap().rows.len(), 0);
+        let total = Event::StageStarted {
+            stage: Stage::Run,
+            total: 20,
+        };
+        state.on(How::Bars, total);
+        let cases: Vec<_> = (0..20)
+            .map(|number| CaseId::new(&format!("c\u{1b}{number}")).unwrap())
+            .collect();
+        for case in &cases {
+            state.on(How::Bars, Event::CaseStarted { case });
+        }
+        assert_eq!(state.bar.as_ref().unwrap().rows.len(), ROWS);
+        assert_eq!(state.message(), "");
+        let done = Event::CaseRun {
+            case: &cases[0],
+            status: "failed",
+            reward: Some(0.5),
+            duration: Duration::from_secs(3),
+        };
+        assert_eq!(state.on(How::Bars, done), None);
+        assert_eq!(state.bar.as_ref().unwrap().rows.len(), ROWS - 1);
+        assert_eq!(state.message(), "1 failed");
         let finished = Event::StageFinished {
             stage: Stage::Build,
         };
