@@ -466,6 +466,35 @@ fn urls_open_stores() {
     assert!(server.files().join("a/prefix/there").exists());
 }
 
+/// Bodies are not part of the signature there, and their progress is watched.
+#[test]
+fn s3_speaks_https_with_an_authority_of_its_own() {
+    let Some((server, authority)) = S3Server::start_tls() else {
+        println!("s3_speaks_https…: skipped: it needs openssl");
+        return;
+    };
+    let with = |ca_bundle| {
+        let settings = S3Settings {
+            ca_bundle,
+            timeout: Duration::from_secs(10),
+            ..server.settings()
+        };
+        S3::open(BUCKET, None, &settings).unwrap()
+    };
+    assert_reason(with(None).get(&key("x"), 10), |r| {
+        matches!(r, Reason::Untrusted(_))
+    });
+    let store = with(Some(authority.path().to_owned()));
+    conforms_but_for_damage(&store);
+    let wrong = store.put(&key("x"), Body::Bytes(b"damaged"), &Digest::of(b"other"));
+    assert_reason(wrong, is_damage);
+    let content: Vec<u8> = (0..=255).cycle().take(20 << 20).collect();
+    store
+        .put(&key("large"), Body::Bytes(&content), &Digest::of(&content))
+        .unwrap();
+    assert!(store.get(&key("large"), 1 << 25).unwrap().bytes == content);
+}
+
 #[test]
 fn s3_shows_where_and_hides_who() {
     let server = S3Server::start();

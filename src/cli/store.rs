@@ -36,16 +36,7 @@ fn settings(args: &S3Args, context: &Context) -> Result<S3Settings, (Exit, Failu
         })?,
         None => S3Settings::default(),
     };
-    let variable = |name: &str| {
-        let value = machine.env.get(name).filter(|value| !value.is_empty());
-        value.cloned()
-    };
-    settings.endpoint = args
-        .s3_endpoint
-        .clone()
-        .or(settings.endpoint)
-        // EvalHub's name for it.
-        .or_else(|| variable("AWS_S3_ENDPOINT"));
+    settings.endpoint = args.s3_endpoint.clone().or(settings.endpoint);
     settings.region = args.s3_region.clone().or(settings.region);
     settings.profile = args.s3_profile.clone().or(settings.profile);
     settings.path_style = args.s3_path_style.or(settings.path_style);
@@ -53,12 +44,11 @@ fn settings(args: &S3Args, context: &Context) -> Result<S3Settings, (Exit, Failu
         .s3_ca_bundle
         .as_ref()
         .map(|path| machine.absolute(path))
-        .or(settings.ca_bundle)
-        .or_else(|| variable("AWS_CA_BUNDLE").map(Into::into));
+        .or(settings.ca_bundle);
     if args.s3_anonymous {
         settings.access = Access::Anonymous;
     }
-    Ok(settings)
+    Ok(settings.with_variables(|name| machine.env.get(name).cloned()))
 }
 
 /// The release that is meant, if it is the dataset that is expected.

@@ -29,7 +29,7 @@ pub enum StoreUrlError {
     /// A scheme that casepack does not speak.
     #[error(
         "'{0}://' is no kind of store: write 's3://BUCKET/PREFIX' or a directory; where an S3 \
-         server is, says --endpoint"
+         server is, says --s3-endpoint"
     )]
     Scheme(String),
     /// No name that a bucket can have.

@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -16,8 +17,13 @@ use hyper_util::server::conn::auto;
 use s3s::Body;
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// The only bucket.
 pub(crate) const BUCKET: &str = "bucket";
@@ -55,6 +61,19 @@ pub(crate) struct Request {
 impl S3Server {
     /// Starts one with an empty bucket.
     pub(crate) fn start() -> Self {
+        Self::start_with(None)
+    }
+
+    /// Starts one that speaks HTTPS; the certificate's authority is in the file that is returned.
+    /// `None`: there is no `openssl` to make certificates.
+    pub(crate) fn start_tls() -> Option<(Self, tempfile::NamedTempFile)> {
+        let (acceptor, authority) = certificates()?;
+        let server = Self::start_with(Some(acceptor));
+        Some((server, authority))
+    }
+
+    fn start_with(tls: Option<TlsAcceptor>) -> Self {
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let root = tempfile::tempdir().expect("a directory for the server");
         std::fs::create_dir(root.path().join(BUCKET)).expect("it is ours");
         let service = {
@@ -78,7 +97,7 @@ impl S3Server {
                     tell.send(listener.local_addr().expect("it is bound"))
                         .expect("somebody waits for it");
                     tokio::select! {
-                        () = serve(listener, service, log) => {}
+                        () = serve(listener, tls, service, log) => {}
                         _ = stopped => {}
                     }
                 });
@@ -87,7 +106,7 @@ impl S3Server {
         });
         let address = told.recv().expect("the server starts");
         Self {
-            endpoint: format!("http://{address}"),
+            endpoint: format!("{scheme}://{address}"),
             root,
             log,
             stop: Some(stop),
@@ -148,36 +167,80 @@ impl Drop for S3Server {
     }
 }
 
-async fn serve(listener: TcpListener, service: S3Service, log: Log) {
+async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: S3Service, log: Log) {
     while let Ok((socket, _)) = listener.accept().await {
         socket.set_nodelay(true).ok();
         let (service, log) = (service.clone(), Arc::clone(&log));
-        let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            let (service, log) = (service.clone(), Arc::clone(&log));
-            async move {
-                let mut seen = see(&request);
-                let answer = service.call(request.map(Body::from)).await;
-                let answer = answer.unwrap_or_else(|error| {
-                    let mut failed = hyper::Response::new(Body::from(format!("{error:?}")));
-                    *failed.status_mut() = hyper::StatusCode::INTERNAL_SERVER_ERROR;
-                    failed
-                });
-                seen.received = length(answer.headers());
-                seen.status = answer.status().as_u16();
-                log.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(seen);
-                Ok::<_, Infallible>(answer)
-            }
-        });
-        tokio::spawn(async move {
-            // A client that goes away is none of our business.
-            auto::Builder::new(TokioExecutor::new())
-                .serve_connection(TokioIo::new(socket), answer)
-                .await
-                .ok();
-        });
+        // A client that goes away, or does not trust us, is none of our business.
+        match tls.clone() {
+            None => drop(tokio::spawn(answer(socket, service, log))),
+            Some(tls) => drop(tokio::spawn(async move {
+                if let Ok(socket) = tls.accept(socket).await {
+                    answer(socket, service, log).await;
+                }
+            })),
+        }
     }
+}
+
+async fn answer(
+    socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    service: S3Service,
+    log: Log,
+) {
+    let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+        let (service, log) = (service.clone(), Arc::clone(&log));
+        async move {
+            let mut seen = see(&request);
+            let answer = service.call(request.map(Body::from)).await;
+            let answer = answer.unwrap_or_else(|error| {
+                let mut failed = hyper::Response::new(Body::from(format!("{error:?}")));
+                *failed.status_mut() = hyper::StatusCode::INTERNAL_SERVER_ERROR;
+                failed
+            });
+            seen.received = length(answer.headers());
+            seen.status = answer.status().as_u16();
+            log.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(seen);
+            Ok::<_, Infallible>(answer)
+        }
+    });
+    auto::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(socket), answer)
+        .await
+        .ok();
+}
+
+/// What a server of 127.0.0.1 needs, and the authority that vouches for it.
+fn certificates() -> Option<(TlsAcceptor, tempfile::NamedTempFile)> {
+    let dir = tempfile::tempdir().expect("a directory for certificates");
+    let openssl = |args: &str| {
+        let done = Command::new("openssl")
+            .current_dir(&dir)
+            .args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2".split(' '))
+            .args(args.split(' '))
+            .output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    let made = openssl("-subj /CN=tests -keyout ca.key -out ca.pem")
+        && openssl(
+            "-subj /CN=server -CA ca.pem -CAkey ca.key -keyout key.pem -out cert.pem \
+             -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE",
+        );
+    if !made {
+        return None;
+    }
+    let chain = CertificateDer::pem_file_iter(dir.path().join("cert.pem"));
+    let chain = chain.and_then(Iterator::collect).expect("openssl wrote it");
+    let key = PrivateKeyDer::from_pem_file(dir.path().join("key.pem")).expect("openssl wrote it");
+    let config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .expect("they belong together");
+    let authority = tempfile::NamedTempFile::new().expect("a file for the authority");
+    std::fs::copy(dir.path().join("ca.pem"), authority.path()).expect("openssl wrote it");
+    Some((TlsAcceptor::from(Arc::new(config)), authority))
 }
 
 fn see(request: &hyper::Request<hyper::body::Incoming>) -> Request {

@@ -42,16 +42,14 @@ pub(super) fn chain(error: &dyn Error) -> String {
         }
         source = cause.source();
     }
-    clip(&text).to_owned()
+    clip(&text)
 }
 
-/// Text of servers may be long.
-fn clip(text: &str) -> &str {
-    const MOST: usize = 300;
-    match text.char_indices().nth(MOST) {
-        Some((end, _)) => &text[..end],
-        None => text,
-    }
+/// Text of servers and libraries may be long, and have several lines.
+fn clip(text: &str) -> String {
+    const MOST: usize = 600;
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    words.chars().take(MOST).collect()
 }
 
 impl Fault {
@@ -105,7 +103,8 @@ impl Fault {
                 Self::new(Reason::NotS3(format!("{status}, {why}")), Again::Soon)
             }
             SdkError::DispatchFailure(_) | SdkError::TimeoutError(_) => {
-                let why = chain(&error);
+                // The SDK's own words, "dispatch failure", tell nothing.
+                let why = error.source().map_or_else(|| error.to_string(), chain);
                 let connecting = why.contains("(Connect)") || why.contains("connect timeout");
                 let (reason, again) = if why.contains("certificate") {
                     (Reason::Untrusted(why), Again::Never)
@@ -208,7 +207,7 @@ impl Fault {
 }
 
 fn answer(status: u16, code: Option<&str>, message: Option<&str>) -> Answer {
-    let text = |text: &str| Some(clip(text.trim()).to_owned()).filter(|text| !text.is_empty());
+    let text = |text: &str| Some(clip(text)).filter(|text| !text.is_empty());
     Answer {
         status,
         code: code.and_then(text),
@@ -221,5 +220,5 @@ fn element(body: &[u8], name: &str) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?;
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     let (value, _) = rest.split_once("</")?;
-    Some(clip(value).to_owned()).filter(|value| !value.is_empty())
+    Some(clip(value)).filter(|value| !value.is_empty())
 }
