@@ -25,12 +25,20 @@ impl Digest {
 
     /// The 64 lower-case hex digits.
     pub fn hex(&self) -> String {
+        let mut text = String::with_capacity(64);
+        text.extend(self.hex_digits().map(char::from));
+        text
+    }
+
+    /// The same as bytes, without an allocation.
+    pub fn hex_digits(&self) -> [u8; 64] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        self.0
-            .iter()
-            .flat_map(|byte| [byte >> 4, byte & 15])
-            .map(|nibble| char::from(DIGITS[usize::from(nibble)]))
-            .collect()
+        let mut digits = [0; 64];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(self.0) {
+            pair[0] = DIGITS[usize::from(byte >> 4)];
+            pair[1] = DIGITS[usize::from(byte & 15)];
+        }
+        digits
     }
 
     /// Parses 64 lower-case hex digits.

@@ -254,7 +254,7 @@ impl Tree {
             hasher.update(b"\0");
             hasher.update(entry.mode.letter().as_bytes());
             hasher.update(b"\0");
-            hasher.update(entry.content.digest.hex().as_bytes());
+            hasher.update(&entry.content.digest.hex_digits());
             hasher.update(b"\n");
         }
         TreeId(hasher.finish())

@@ -36,7 +36,7 @@ pub fn tree_of<'a>(listing: impl IntoIterator<Item = &'a Listed>) -> TreeId {
         hasher.update(b"\0");
         hasher.update(mode.letter().as_bytes());
         hasher.update(b"\0");
-        hasher.update(digest.hex().as_bytes());
+        hasher.update(&digest.hex_digits());
         hasher.update(b"\n");
     }
     TreeId(hasher.finish())

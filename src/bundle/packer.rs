@@ -155,6 +155,9 @@ pub struct Packer {
 }
 
 struct State {
+    /// The listings that were made last: what the next case has in common with them need not be
+    /// looked up.
+    recent: [Vec<u32>; 3],
     spool: io::BufWriter<File>,
     spooled: u64,
     contents: Vec<Row>,
@@ -217,6 +220,7 @@ impl Packer {
             compression,
             temp,
             state: Mutex::new(State {
+                recent: [const { Vec::new() }; 3],
                 spool: io::BufWriter::with_capacity(1 << 20, spool),
                 spooled: 0,
                 contents: Vec::new(),
@@ -257,9 +261,9 @@ impl Packer {
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let listings = [
-            state.listing(workspace.iter(), &self.temp)?,
-            state.listing(evaluation.iter(), &self.temp)?,
-            state.listing(split.task.into_iter(), &self.temp)?,
+            state.listing(View::Workspace, workspace.iter(), &self.temp)?,
+            state.listing(View::Evaluation, evaluation.iter(), &self.temp)?,
+            state.listing(View::Task, split.task.into_iter(), &self.temp)?,
         ];
         let row = CaseRow {
             digests,
@@ -462,49 +466,73 @@ impl<'a> Split<'a> {
     /// The workspace lies in a package whole or not at all; of the evaluation material a part may
     /// lie elsewhere, where the task tree has it.
     fn new(workspace: &Tree, evaluation: &Tree, package: &'a Tree) -> Self {
-        let has = |place: &TreePath, entry: &Entry| {
-            package.get(place).is_some_and(|found| {
-                found.mode == entry.mode && found.content.digest == entry.content.digest
-            })
-        };
-        let mut claimed = BTreeSet::new();
         let mut split = Self {
             workspace: None,
             evaluation: None,
             task: Vec::new(),
         };
+        // Places of the package that come from another view.
+        let mut claimed: Vec<&TreePath> = Vec::new();
         for at in ["environment/workspace", "environment"] {
-            let Ok(at) = TreePath::new(at) else { continue };
-            let whole = workspace
-                .iter()
-                .all(|(path, entry)| has(&at.join(path), entry));
-            if whole && !workspace.is_empty() {
-                claimed.extend(workspace.iter().map(|(path, _)| at.join(path)));
-                split.workspace = Some(Mount {
-                    at,
-                    without: BTreeSet::new(),
-                });
+            let (found, missing) = common(package, at, workspace);
+            if missing.is_empty() && !workspace.is_empty() {
+                split.workspace = Mount::new(at, missing);
+                claimed.extend(found);
                 break;
             }
         }
-        if let Ok(at) = TreePath::new("tests/evaluation") {
-            let mut without = BTreeSet::new();
-            for (path, entry) in evaluation.iter() {
-                let place = at.join(path);
-                if has(&place, entry) && !claimed.contains(&place) {
-                    claimed.insert(place);
-                } else {
-                    without.insert(path.clone());
-                }
-            }
-            if without.len() < evaluation.len() {
-                split.evaluation = Some(Mount { at, without });
-            }
+        let at = "tests/evaluation";
+        let (found, missing) = common(package, at, evaluation);
+        if missing.len() < evaluation.len() {
+            split.evaluation = Mount::new(at, missing);
+            claimed.extend(found);
         }
-        let rest = package.iter().filter(|(path, _)| !claimed.contains(*path));
+        // Both are sorted, and one sorts before the other.
+        let mut claimed = claimed.into_iter().peekable();
+        let rest = package
+            .iter()
+            .filter(|(path, _)| claimed.next_if_eq(path).is_none());
         split.task = rest.collect();
         split
     }
+}
+
+impl Mount {
+    fn new(at: &str, without: BTreeSet<TreePath>) -> Option<Self> {
+        Some(Self {
+            at: TreePath::new(at).ok()?,
+            without,
+        })
+    }
+}
+
+/// The files of `view` that `package` has below `at`, by their places there, and those that it has
+/// not.
+fn common<'a>(package: &'a Tree, at: &str, view: &Tree) -> (Vec<&'a TreePath>, BTreeSet<TreePath>) {
+    let below = |path: &'a TreePath| path.as_str().strip_prefix(at)?.strip_prefix('/');
+    let mut there = package
+        .iter()
+        .filter_map(|(place, entry)| Some((below(place)?, place, entry)))
+        .peekable();
+    let (mut found, mut missing) = (Vec::new(), BTreeSet::new());
+    for (path, entry) in view.iter() {
+        while there
+            .next_if(|(below, ..)| *below < path.as_str())
+            .is_some()
+        {}
+        let same = there.next_if(|(below, _, found)| {
+            *below == path.as_str()
+                && found.mode == entry.mode
+                && found.content.digest == entry.content.digest
+        });
+        match same {
+            Some((_, place, _)) => found.push(place),
+            None => {
+                missing.insert(path.clone());
+            }
+        }
+    }
+    (found, missing)
 }
 
 fn listed(path: &TreePath, entry: &Entry) -> Listed {
@@ -519,14 +547,32 @@ fn listed(path: &TreePath, entry: &Entry) -> Listed {
 impl State {
     fn listing<'a>(
         &mut self,
+        view: View,
         files: impl Iterator<Item = (&'a TreePath, &'a Entry)>,
         temp: &StagedDir,
     ) -> Result<Vec<u32>, PackError> {
+        let mut recent = std::mem::take(&mut self.recent[view as usize])
+            .into_iter()
+            .peekable();
         let mut listing = Vec::with_capacity(files.size_hint().0);
         for (path, entry) in files {
-            let content = self.content(&entry.content, temp)?;
-            listing.push(self.entry(path, entry.mode, content));
+            let path_of = |number: u32| &self.paths[self.entries[number as usize].0 as usize];
+            while recent.next_if(|number| path_of(*number) < path).is_some() {}
+            let same = recent.next_if(|number| {
+                let (_, mode, content) = self.entries[*number as usize];
+                path_of(*number) == path
+                    && mode == entry.mode
+                    && self.contents[content as usize].piece.digest == entry.content.digest
+            });
+            let number = if let Some(number) = same {
+                number
+            } else {
+                let content = self.content(&entry.content, temp)?;
+                self.entry(path, entry.mode, content)
+            };
+            listing.push(number);
         }
+        self.recent[view as usize].clone_from(&listing);
         Ok(listing)
     }
 
@@ -666,8 +712,11 @@ impl State {
         out.push(b'[');
         json::push_text(out, self.paths[path as usize].as_str());
         let Piece { digest, size } = self.contents[content as usize].piece;
-        let rest = format!(",\"{}\",\"{}\",{size}]", mode.letter(), digest.hex());
-        out.extend_from_slice(rest.as_bytes());
+        out.extend_from_slice(b",\"");
+        out.extend_from_slice(mode.letter().as_bytes());
+        out.extend_from_slice(b"\",\"");
+        out.extend_from_slice(&digest.hex_digits());
+        out.extend_from_slice(format!("\",{size}]").as_bytes());
     }
 
     fn entry_len(&self, entry: u32) -> u64 {

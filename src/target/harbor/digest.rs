@@ -54,7 +54,7 @@ pub fn digest(tree: &Tree) -> Result<Digest, DigestError> {
     for (path, entry) in files(tree)? {
         hasher.update(path.as_str().as_bytes());
         hasher.update(b"\0");
-        hasher.update(entry.content.digest.hex().as_bytes());
+        hasher.update(&entry.content.digest.hex_digits());
         hasher.update(b"\n");
     }
     Ok(hasher.finish())
