@@ -334,6 +334,29 @@ fn a_directory_conforms() {
     assert_reason(missing, |r| matches!(r, Reason::NoDirectory));
 }
 
+/// What is empty may be taken for something: plain layouts have a directory for each case.
+#[test]
+fn a_directory_leaves_no_empty_ones() {
+    let temp = tempfile::tempdir().unwrap();
+    let store = Directory::open(temp.path()).unwrap();
+    put(&store, "cases/a/deep/x", b"1");
+    put(&store, "cases/b", b"2");
+    store.delete(&key("cases/a/deep/x")).unwrap();
+    assert_eq!(names(&temp.path().join("cases")), ["b"]);
+    // Objects that come and go do not stand in each other's way.
+    for_each(0..8, 8, |writer| {
+        for _ in 0..200 {
+            let at = format!("shared/dir/{}", writer % 4);
+            put(&store, &at, &[writer]);
+            (&store as &dyn Store).entries("", 100)?;
+            store.delete(&key(&at))?;
+        }
+        Ok::<_, StoreError>(())
+    })
+    .unwrap();
+    assert_eq!(names(temp.path()), ["cases"]);
+}
+
 /// Nobody else writes: whoever expects an older state has lost, however fast the writes follow.
 #[test]
 fn a_directory_tells_states_apart() {

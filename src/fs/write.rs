@@ -147,6 +147,20 @@ impl Root {
         }
     }
 
+    /// Removes the directory `dir` if nothing is in it; whether it did.
+    ///
+    /// # Errors
+    /// When it can't be removed although it is empty.
+    pub fn remove_empty_dir(&self, dir: &TreePath) -> Result<bool, FsError> {
+        match self.in_parent(dir, |parent, name| {
+            rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)
+        }) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT | Errno::NOTDIR) => Ok(false),
+            Err(errno) => Err(self.error(Some(dir), errno)),
+        }
+    }
+
     /// [`sweep_stale`] in the directory `dir` (`None`: the root itself).
     ///
     /// # Errors

@@ -23,8 +23,8 @@ use crate::path::TreePath;
 
 /// The largest object that is compared with what a conditional write would put in its place.
 const MAX_COMPARED: u64 = 64 * 1024 * 1024;
-/// How often an object is read that is replaced meanwhile, before somebody must be writing into it.
-const MAX_READS: u32 = 1000;
+/// How often something is tried that others are in the way of.
+const MAX_TRIES: u32 = 1000;
 /// Whoever writes on a condition holds it. It is no object, since its name starts like [`STAGING`].
 const LOCK: &str = ".casepack-lock";
 const NS: i128 = 1_000_000_000;
@@ -83,7 +83,15 @@ impl Directory {
 
     /// A new file that will be at `key`.
     fn stage(&self, key: &TreePath) -> Result<StagedFile, FsError> {
-        let staged = self.root.stage(key, 0o644)?;
+        let mut left = MAX_TRIES;
+        let staged = loop {
+            left -= 1;
+            match self.root.stage(key, 0o644) {
+                // Somebody deleted the last object of its directory meanwhile.
+                Err(error) if error.source.kind() == io::ErrorKind::NotFound && left > 0 => {}
+                staged => break staged?,
+            }
+        };
         let dir = key.parent();
         let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
         if !swept.contains(&dir) {
@@ -136,8 +144,51 @@ impl Directory {
         }
     }
 
+    /// What lies below `dir` and has a key that starts with `prefix`.
+    fn below(&self, dir: Option<&TreePath>, prefix: &str) -> Result<Vec<Listed>, FsError> {
+        let mut listed = Vec::new();
+        if let Some(dir) = dir
+            && !matches!(self.root.stat(dir)?, Some((Kind::Dir, _)))
+        {
+            return Ok(listed);
+        }
+        self.root.walk(dir, &mut |found| {
+            match found {
+                Found::Thing(thing) if thing.path.name().starts_with(STAGING) => {}
+                Found::Thing(thing) if thing.kind == Kind::Dir => {
+                    let path = thing.path.as_str();
+                    if path.starts_with(prefix) || prefix.starts_with(path) {
+                        return Walk::Enter;
+                    }
+                }
+                Found::Thing(thing) if thing.path.as_str().starts_with(prefix) => {
+                    // Gone since its directory was read: then it is not in the list.
+                    if let Ok((Kind::File, stamp)) = thing.stat() {
+                        let seconds = stamp.mtime_ns.div_euclid(NS);
+                        listed.push(Listed::Entry(Entry {
+                            key: thing.path,
+                            size: stamp.size,
+                            etag: Some(etag(&stamp)),
+                            modified: i64::try_from(seconds).unwrap_or(i64::MAX),
+                        }));
+                    }
+                }
+                Found::Unusable {
+                    shown,
+                    kind: Kind::File,
+                    why: Some(why),
+                } if shown.starts_with(prefix) => {
+                    listed.push(Listed::Unusable { key: shown, why });
+                }
+                Found::Thing(_) | Found::EmptyDir(_) | Found::Unusable { .. } => {}
+            }
+            Walk::Skip
+        })?;
+        Ok(listed)
+    }
+
     fn read(&self, key: &TreePath, limit: u64) -> Result<Object, ReadError> {
-        let mut left = MAX_READS;
+        let mut left = MAX_TRIES;
         loop {
             left -= 1;
             match self.root.read(key, limit) {
@@ -274,59 +325,37 @@ impl Store for Directory {
                 Err(_) => return Ok(()),
             },
         };
-        if let Some(dir) = &dir
-            && !matches!(self.root.stat(dir).map_err(failed)?, Some((Kind::Dir, _)))
-        {
-            return Ok(());
-        }
-        let mut stopped = false;
-        let mut visit = |found: Found<'_>| {
-            if stopped {
-                return Walk::Skip;
+        let mut left = MAX_TRIES;
+        let found = loop {
+            left -= 1;
+            match self.below(dir.as_ref(), prefix) {
+                // A directory went away with its last object.
+                Err(error) if error.source.kind() == io::ErrorKind::NotFound && left > 0 => {}
+                found => break found.map_err(failed)?,
             }
-            let listed = match found {
-                Found::EmptyDir(_) => return Walk::Skip,
-                Found::Unusable { shown, kind, why } => match why {
-                    Some(why) if kind == Kind::File && shown.starts_with(prefix) => {
-                        Listed::Unusable { key: shown, why }
-                    }
-                    _ => return Walk::Skip,
-                },
-                Found::Thing(thing) if thing.path.name().starts_with(STAGING) => return Walk::Skip,
-                Found::Thing(thing) if thing.kind == Kind::Dir => {
-                    let path = thing.path.as_str();
-                    let leads = path.starts_with(prefix) || prefix.starts_with(path);
-                    return if leads { Walk::Enter } else { Walk::Skip };
-                }
-                Found::Thing(thing) => {
-                    if thing.kind != Kind::File || !thing.path.as_str().starts_with(prefix) {
-                        return Walk::Skip;
-                    }
-                    // Gone since its directory was read: then it is not in the list.
-                    let Ok((Kind::File, stamp)) = thing.stat() else {
-                        return Walk::Skip;
-                    };
-                    Listed::Entry(Entry {
-                        key: thing.path,
-                        size: stamp.size,
-                        etag: Some(etag(&stamp)),
-                        modified: i64::try_from(stamp.mtime_ns.div_euclid(NS)).unwrap_or(i64::MAX),
-                    })
-                }
-            };
-            stopped = each(listed).is_break();
-            Walk::Skip
         };
-        self.root.walk(dir.as_ref(), &mut visit).map_err(failed)
+        for listed in found {
+            if each(listed).is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn delete(&self, key: &TreePath) -> Result<(), StoreError> {
         self.check(Action::Delete, key)?;
         self.counters.request();
-        match self.root.remove_file(key) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(self.error(Action::Delete, key, error)),
+        self.root
+            .remove_file(key)
+            .map_err(|error| self.error(Action::Delete, key, error))?;
+        // Whoever reads the directory may take what is empty for something (a case, say).
+        let mut dir = key.parent();
+        while let Some(empty) = dir
+            && self.root.remove_empty_dir(&empty).unwrap_or(false)
+        {
+            dir = empty.parent();
         }
+        Ok(())
     }
 
     fn probe_conditions(&self, _: &TreePath, _: &[u8]) -> Result<Conditions, StoreError> {

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use aws_config::environment::region::EnvironmentVariableRegionProvider;
+use aws_config::imds::region::ImdsRegionProvider;
 use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::region::ProfileFileRegionProvider;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_s3::Client;
@@ -48,10 +51,13 @@ impl fmt::Debug for Connection {
 impl Connection {
     /// Reads the AWS configuration; sends nothing to the server.
     pub(super) async fn new(settings: &S3Settings) -> Result<Self, Reason> {
-        // Only the chain's own providers ask for a region over the network, and slowly.
+        let mut profile = ProfileFileRegionProvider::builder();
+        if let Some(name) = &settings.profile {
+            profile = profile.profile_name(name);
+        }
         let region = RegionProviderChain::first_try(settings.region.clone().map(Region::new))
-            .or_default_provider()
-            .or_else(REGION);
+            .or_else(EnvironmentVariableRegionProvider::new())
+            .or_else(profile.build());
         let mut loader = aws_config::defaults(BehaviorVersion::latest())
             .http_client(http_client(settings)?)
             .region(region);
@@ -77,8 +83,18 @@ impl Connection {
         if let Some(endpoint) = &endpoint {
             checked_endpoint(endpoint)?;
         }
+        // The instance is asked where it is only when that is wanted: elsewhere nobody answers.
+        let region = match config.region() {
+            Some(region) => region.clone(),
+            None if endpoint.is_some() => Region::from_static(REGION),
+            None => {
+                let instance = ImdsRegionProvider::builder().build().region().await;
+                instance.unwrap_or(Region::from_static(REGION))
+            }
+        };
         let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT).build();
         let s3 = aws_sdk_s3::config::Builder::from(&config)
+            .region(region.clone())
             // Tried again is here, where bodies count too: see `retry`.
             .retry_config(RetryConfig::disabled())
             .timeout_config(timeouts)
@@ -90,10 +106,7 @@ impl Connection {
         Ok(Self {
             client: Client::from_conf(s3.build()),
             endpoint,
-            region: config
-                .region()
-                .map_or(REGION, |region| region.as_ref())
-                .to_owned(),
+            region: region.to_string(),
             config,
         })
     }
