@@ -12,6 +12,7 @@ pub(crate) mod fingerprint;
 mod inventory;
 mod output;
 mod record;
+mod release;
 mod select;
 mod settings;
 mod state;
@@ -28,18 +29,19 @@ pub use self::cases::Crew;
 use self::cases::{Build, Done, Sink, Todo};
 pub use self::compare::{Changed, Comparison, FileChange, Side, diff};
 use self::output::{Access, Output, Placed};
+pub use self::release::LOCAL_REF;
 pub use self::select::Select;
 use self::settings::Settings;
 pub use self::steps::{Action, Moved, Step};
 pub use self::verify::{Change, Difference, Verified, verify};
 use crate::assemble;
-use crate::bundle::{self, Compression, PackError, Packer, RefName};
+use crate::bundle::Compression;
 use crate::dataset::{self, Dataset, Mode};
-use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
+use crate::diag::{Diagnostics, Told};
 use crate::digest::Digest;
 use crate::event::{Observer, Stage};
 use crate::path::{CaseId, TreePath};
-use crate::target::{self, Target, harbor};
+use crate::target::{Target, harbor};
 use crate::yaml::Yaml;
 
 /// What is to be built.
@@ -316,7 +318,7 @@ fn work(
     for &target in request.targets {
         let mut output = Output::open(out, target.name(), access, request.doubt, diags)?;
         if target == Target::Bundle {
-            believe_release(&mut output, diags);
+            release::believe(&mut output, diags);
         }
         sinks.push(Sink::new(target, Some(output), Settings::default()));
     }
@@ -388,7 +390,7 @@ fn work(
                 output.link(shared())?;
             }
             if sink.target == Target::Bundle {
-                sink.packer = Some(packer(output, request.compression)?);
+                sink.packer = Some(release::packer(output, request.compression)?);
             }
         }
     }
@@ -490,7 +492,7 @@ fn finish(
             output.record_tasks(&tasks);
             let packed = all.iter().filter(|(_, done)| done.packed);
             let packed = packed.map(|(id, _)| id).collect();
-            if !release(request, &mut output, sink.packer, &packed, &mut summary)? {
+            if !release::make(request, &mut output, sink.packer, &packed, &mut summary)? {
                 return Ok(None);
             }
             if summary.interrupted {
@@ -530,105 +532,6 @@ fn finish(
     }
     Ok(Some(summary))
 }
-
-/// The ref of the release in `OUT/bundle`.
-fn local_ref() -> Result<RefName, Error> {
-    RefName::new(LOCAL_REF).map_err(|error| Error {
-        doing: "can not name",
-        path: LOCAL_REF.into(),
-        source: io::Error::other(error),
-    })
-}
-
-/// Forgets what is recorded of a release that is not there, or not whole.
-fn believe_release(output: &mut Output, diags: &mut Diagnostics) {
-    let Some(recorded) = output.release() else {
-        return;
-    };
-    let there = local_ref()
-        .ok()
-        .and_then(|reference| bundle::intact(output.path(), &reference));
-    if there.is_some_and(|release| release.digest.to_string() == recorded) {
-        return;
-    }
-    diags.push(
-        Diagnostic::new(
-            Rule::RecordDamaged,
-            format!(
-                "The release in {} is not the one that was built there, or lacks a blob.",
-                output.path().display()
-            ),
-        )
-        .help("Nothing has to be done: every case is packed again."),
-    );
-    output.forget();
-}
-
-fn packer(output: &Output, compression: Compression) -> Result<Packer, Error> {
-    Packer::new(output.path(), &output.staging(), local_ref()?, compression)
-        .map_err(|error| cases::pack_failed(error, output.path()))
-}
-
-/// Makes the release of the cases that were `packed` and those that stay as they are. `false` when
-/// the earlier release can't be used, and everything has to be packed again.
-fn release(
-    request: &Request<'_>,
-    output: &mut Output,
-    packer_of_run: Option<Packer>,
-    packed: &BTreeSet<&CaseId>,
-    summary: &mut Summary,
-) -> Result<bool, Error> {
-    let dataset = request.dataset;
-    let gone = output.drop_gone(dataset);
-    if gone.is_empty() && packed.is_empty() {
-        summary.release = output.release().and_then(|release| release.parse().ok());
-        return Ok(true);
-    }
-    let packer = match packer_of_run {
-        Some(packer) => packer,
-        None => packer(output, request.compression)?,
-    };
-    for (id, digests) in output.cases() {
-        if !packed.contains(&id) {
-            packer.keep(&id, digests);
-        }
-    }
-    let options = request.harbor.values();
-    let about = bundle::About {
-        name: dataset.name.clone(),
-        description: dataset.description.clone(),
-        format: dataset.format.name().to_owned(),
-        harbor_name: harbor::dataset_name(dataset, request.harbor),
-        options: options
-            .map(|(name, value)| (name.to_owned(), value))
-            .collect(),
-    };
-    match packer.finish(&about, target::templates(), request.jobs, request.stop) {
-        Ok(made) => {
-            output.set_release(&made.release.digest);
-            summary.release = Some(made.release.digest);
-            summary.files += made.blobs;
-            summary.bytes += made.bytes;
-            let gone = gone.into_iter();
-            summary
-                .removed
-                .extend(gone.map(|name| format!("bundle/{name}")));
-            Ok(true)
-        }
-        Err(PackError::Previous(_)) if output.release().is_some() => {
-            output.forget();
-            Ok(false)
-        }
-        Err(PackError::Stopped) => {
-            summary.interrupted = true;
-            Ok(true)
-        }
-        Err(error) => Err(cases::pack_failed(error, output.path())),
-    }
-}
-
-/// The ref of the release in `OUT/bundle`.
-pub const LOCAL_REF: &str = "latest";
 
 /// An output in a case directory would be part of the case next time.
 fn refuse_case(dataset: &Dataset, out: &Path) -> Result<(), Error> {

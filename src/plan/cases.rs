@@ -2,7 +2,6 @@
 //! every case that is not current, in parallel.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
@@ -11,9 +10,9 @@ use super::fingerprint::{Aids, Look, look};
 use super::output::{Output, Placed, Voucher};
 use super::settings::{Settings, key};
 use super::steps::{self, Action, Step};
-use super::{Error, inventory};
+use super::{Error, inventory, release};
 use crate::assemble::{self, Common, Views};
-use crate::bundle::{CaseDigests, PackError, PackageTree, Packer};
+use crate::bundle::{CaseDigests, PackageTree, Packer};
 use crate::dataset::{Case, Coverage, Dataset, Mode};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity, Told};
 use crate::digest::{Digest, TreeId};
@@ -569,30 +568,10 @@ fn pack(
     let digests = match &sink.packer {
         Some(packer) => packer
             .add(id, workspace, evaluation, &package)
-            .map_err(|error| pack_failed(error, output.path()))?,
+            .map_err(|error| release::failed(error, output.path()))?,
         None => CaseDigests::of(workspace, evaluation, &package),
     };
     Ok((digests.task, output.packed(place, id, &digests)))
-}
-
-/// A failure to pack as one of the build.
-pub(super) fn pack_failed(error: PackError, at: &Path) -> Error {
-    match error {
-        PackError::Io {
-            doing,
-            path,
-            source,
-        } => Error {
-            doing,
-            path,
-            source,
-        },
-        other => Error {
-            doing: "can not pack the release in",
-            path: at.to_owned(),
-            source: std::io::Error::other(other),
-        },
-    }
 }
 
 /// That something else stands where an output goes.
