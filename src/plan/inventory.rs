@@ -188,25 +188,24 @@ pub(super) struct Inventory {
     /// Where the last line of each output is.
     outputs: BTreeMap<String, u64>,
     settings: BTreeMap<String, u64>,
-    /// Lines that count no more.
-    stale: usize,
+    /// Whether the lines were found.
+    found: bool,
 }
 
 impl Inventory {
-    /// Finds the lines of `file`.
+    /// Reads the head of `file`.
     ///
     /// # Errors
     /// `InvalidData` when it is not what this version writes; what reading gave.
-    pub(super) fn read(file: File) -> io::Result<Self> {
+    pub(super) fn open(file: File) -> io::Result<Self> {
         let damaged = || io::Error::from(io::ErrorKind::InvalidData);
         let mut all = Self {
             file: BufReader::with_capacity(1 << 16, file),
             base: Default::default(),
             outputs: BTreeMap::new(),
             settings: BTreeMap::new(),
-            stale: 0,
+            found: false,
         };
-        let mut at = 0;
         let head = all.line()?.unwrap_or_default();
         let (kind, _, json) = unframed(&head).ok_or_else(damaged)?;
         let read: Head = serde_json::from_str(json).map_err(|_| damaged())?;
@@ -220,19 +219,28 @@ impl Inventory {
                 .collect::<Option<_>>()
                 .ok_or_else(damaged)?;
         }
-        at += head.len() as u64 + 1;
-        while let Some(line) = all.line()? {
+        Ok(all)
+    }
+
+    /// Finds the lines that count, once.
+    fn find(&mut self) -> io::Result<()> {
+        if self.found {
+            return Ok(());
+        }
+        self.file.seek(SeekFrom::Start(0))?;
+        let mut at = 0;
+        while let Some(line) = self.line()? {
             // Whether the checksum is right is looked at when the line is used.
             let mut words = line.splitn(4, ' ').skip(1);
-            let found = match (words.next(), words.next()) {
-                (Some("o"), Some(name)) => all.outputs.insert(name.to_owned(), at),
-                (Some("s"), Some(name)) => all.settings.insert(name.to_owned(), at),
-                _ => Some(at),
+            match (words.next(), words.next()) {
+                (Some("o"), Some(name)) => self.outputs.insert(name.to_owned(), at),
+                (Some("s"), Some(name)) => self.settings.insert(name.to_owned(), at),
+                _ => None,
             };
-            all.stale += usize::from(found.is_some());
             at += line.len() as u64 + 1;
         }
-        Ok(all)
+        self.found = true;
+        Ok(())
     }
 
     /// The next line without its newline; `None` at the end, and for a line that was cut.
@@ -255,6 +263,7 @@ impl Inventory {
 
     /// What the output at `place`, whose tree is `tree`, was made of.
     pub(super) fn get(&mut self, place: &TreePath, tree: &TreeId) -> Option<Made> {
+        self.find().ok()?;
         let at = *self.outputs.get(&short(place.as_str()))?;
         let text = self.line_at(at)?;
         let (_, _, json) = unframed(&text)?;
@@ -279,16 +288,12 @@ impl Inventory {
         })
     }
 
-    /// Whether it is worth to be written anew: most of it says nothing any more.
-    pub(super) fn is_mostly_stale(&self) -> bool {
-        self.stale > self.outputs.len() + 100
-    }
-
     /// Writes the lines that count to `into`.
     ///
     /// # Errors
     /// What reading and writing gave.
     pub(super) fn compact(&mut self, into: &File) -> io::Result<()> {
+        self.find()?;
         let mut into = BufWriter::with_capacity(1 << 16, into);
         let mut places: Vec<u64> = self
             .outputs
@@ -395,5 +400,120 @@ impl Writer {
             .unwrap_or_else(PoisonError::into_inner);
         state?;
         file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::path::Path;
+
+    use super::*;
+    use crate::tree::{Content, TreeBuilder};
+
+    fn tree(files: &[(&str, &str)]) -> Tree {
+        let mut builder = TreeBuilder::new();
+        for (path, text) in files {
+            let content = Content::bytes(text.as_bytes());
+            let path = TreePath::new(path).unwrap();
+            builder.insert(path, Mode::Regular, content).unwrap();
+        }
+        builder.finish()
+    }
+
+    /// One build of `places`, all of them with `note`.
+    fn write(path: &Path, places: &[&str], note: &str, settings: &Settings) {
+        let earlier = File::open(path)
+            .ok()
+            .map(|file| Inventory::open(file).unwrap());
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap();
+        let writer = Writer::new(file, earlier.as_ref(), settings.clone());
+        for place in places {
+            let workspace = tree(&[("shared", "same"), ("note", note), ("own", place)]);
+            let output = tree(&[("a", place), ("shared", "same")]);
+            let none = tree(&[]);
+            writer.add(&Making {
+                place: &TreePath::new(place).unwrap(),
+                key: ActionKey(Digest::of(note.as_bytes())),
+                workspace: &workspace,
+                evaluation: &none,
+                task: &none,
+                output: &output,
+                tree: output.id(),
+            });
+        }
+        writer.finish().unwrap();
+    }
+
+    fn note_of(inventory: &mut Inventory, place: &str) -> Option<(Digest, Settings, usize)> {
+        let id = tree(&[("a", place), ("shared", "same")]).id();
+        let made = inventory.get(&TreePath::new(place).unwrap(), &id)?;
+        let note = made.workspace.get(&TreePath::new("note").unwrap())?.1;
+        Some((note, made.settings, made.output.len()))
+    }
+
+    fn open(path: &Path) -> Inventory {
+        Inventory::open(File::open(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_last_line_of_an_output_counts() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("files");
+        let old = Settings::default();
+        let mut new = Settings::default();
+        new.0.insert("--image".to_owned(), "x".to_owned());
+        write(&path, &["one", "two", "three"], "first", &old);
+        // A line that a kill cut.
+        let mut text = std::fs::read(&path).unwrap();
+        text.extend(b"0123456789abcdef o 0123 {\"place");
+        std::fs::write(&path, &text).unwrap();
+        write(&path, &["two"], "second", &new);
+        let first = Digest::of(b"first");
+        let second = Digest::of(b"second");
+        let mut inventory = open(&path);
+        assert_eq!(
+            note_of(&mut inventory, "one"),
+            Some((first, old.clone(), 2))
+        );
+        assert_eq!(
+            note_of(&mut inventory, "two"),
+            Some((second, new.clone(), 2))
+        );
+        assert_eq!(note_of(&mut inventory, "four"), None);
+        // Of an output that is another one now nothing is said.
+        let other = tree(&[("b", "b")]).id();
+        assert_eq!(inventory.get(&TreePath::new("one").unwrap(), &other), None);
+
+        let shorter = temp.path().join("shorter");
+        inventory.compact(&File::create(&shorter).unwrap()).unwrap();
+        assert!(std::fs::metadata(&shorter).unwrap().len() < text.len() as u64 + 200);
+        let mut inventory = open(&shorter);
+        assert_eq!(note_of(&mut inventory, "two"), Some((second, new, 2)));
+        assert_eq!(note_of(&mut inventory, "three"), Some((first, old, 2)));
+    }
+
+    #[test]
+    fn a_damaged_line_says_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("files");
+        write(&path, &["one", "two"], "note", &Settings::default());
+        let text = std::fs::read(&path).unwrap();
+        let right = note_of(&mut open(&path), "two");
+        assert!(right.is_some());
+        for at in 0..text.len() {
+            let mut damaged = text.clone();
+            damaged[at] ^= 2;
+            std::fs::write(&path, &damaged).unwrap();
+            let Ok(mut inventory) = Inventory::open(File::open(&path).unwrap()) else {
+                continue;
+            };
+            let said = note_of(&mut inventory, "two");
+            assert!(said.is_none() || said == right, "byte {at}");
+        }
     }
 }

@@ -31,6 +31,8 @@ use crate::tree::{
 
 /// Files of this size are kept when an output is read.
 const KEEP_BYTES: u64 = 64 * 1024;
+/// What was written down about outputs may be twice as long as it has to be, and so much more.
+const STALE_BYTES: u64 = 1 << 20;
 /// Where state lies in an output directory.
 const STATE: &str = OUTPUT_MARK;
 /// What became of one tree, or, where nothing is written, would become of it.
@@ -99,6 +101,8 @@ pub(super) struct Output {
     inventory: Mutex<Option<Inventory>>,
     /// Writes down what those of this build are made of.
     making: Option<Writer>,
+    /// Whether what is written down has its full length after this build.
+    measure_files: bool,
     /// Files that outputs share.
     links: Option<Links>,
 }
@@ -313,6 +317,7 @@ impl Output {
             journal: Mutex::new(None),
             inventory: Mutex::new(None),
             making: None,
+            measure_files: false,
         })
     }
 
@@ -341,7 +346,7 @@ impl Output {
     /// What was written down of earlier outputs; `None` when there is nothing that can be used.
     fn read_inventory(&self) -> Option<Inventory> {
         let file = state_file(&self.inventory_path(), OpenOptions::new().read(true)).ok()?;
-        Inventory::read(file).ok()
+        Inventory::open(file).ok()
     }
 
     /// Begins to write down what the outputs of this build are made of. With `all`, nothing of
@@ -361,7 +366,13 @@ impl Output {
             }
             earlier => earlier,
         };
-        if let Some(old) = earlier.as_mut().filter(|old| old.is_mostly_stale()) {
+        let length = path.metadata().map_or(0, |there| there.len());
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let stale = length > 2 * record.files_length + STALE_BYTES;
+        if let Some(old) = earlier.as_mut().filter(|_| stale) {
             let shorter = path.with_extension("files-new");
             let mut options = OpenOptions::new();
             let file = state_file(&shorter, options.write(true).create(true).truncate(true))?;
@@ -369,6 +380,8 @@ impl Output {
                 .map_err(failed("can not write", &shorter))?;
             fs::rename(&shorter, &path).map_err(failed("can not replace", &path))?;
         }
+        // It is as long as it has to be when it begins, or was written anew just now.
+        self.measure_files = earlier.is_none() || stale;
         let file = state_file(&path, OpenOptions::new().append(true).create(true))?;
         self.making = Some(Writer::new(file, earlier.as_ref(), settings));
         Ok(())
@@ -884,14 +897,18 @@ impl Output {
     /// Writes the record; the journal has done its work.
     pub(super) fn finish(self) -> Result<(), Error> {
         let journal = self.journal_path();
+        let mut length = None;
         if let Some(writer) = self.making {
             let path = self.state.join(format!("{}.files", self.target));
             writer.finish().map_err(failed("can not write", &path))?;
+            let whole = self.measure_files.then(|| path.metadata().ok()).flatten();
+            length = whole.map(|there| there.len());
         }
         let mut record = self
             .record
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
+        record.files_length = length.unwrap_or(record.files_length);
         if let Some(links) = &self.links {
             let path = self.state.join(format!("{}.links", self.target));
             record.links = links.finish().map_err(failed("can not read", &path))?;

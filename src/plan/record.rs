@@ -49,6 +49,9 @@ pub(super) struct Record {
     /// What was found about the dataset as a whole in that state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) told: Vec<Told>,
+    /// How long the list of what outputs were made of was when it had no line too many.
+    #[serde(default)]
+    pub(super) files_length: u64,
     /// What the files that outputs share looked like.
     #[serde(default, skip_serializing_if = "Seen::is_empty")]
     pub(super) links: Seen,
