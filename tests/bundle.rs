@@ -673,6 +673,22 @@ fn a_store_that_was_altered_is_found_out() {
         fs::write(&path, whole).unwrap();
     }
     assert!(refused >= 3 * 6, "{refused}");
+    // Whoever looks for it finds every one of them.
+    let whole = json(&project, &["verify", "store"]);
+    assert_eq!(
+        (&whole["bad"], &whole["releases"]),
+        (&serde_json::json!([]), &1.into())
+    );
+    for name in blobs(&store).into_keys() {
+        let path = store.join("blobs/sha256").join(&name);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[0] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let outcome = project.casepack(["verify", "store"]).assert_code(1);
+        assert!(outcome.stdout.contains(&name), "{outcome}");
+        bytes[0] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+    }
     json(&project, &["pull", "store", "--ref", "v1", "-o", "last"]);
 }
 

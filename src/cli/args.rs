@@ -57,7 +57,7 @@ pub(crate) enum Verb {
     Build(Build),
     /// Run every case on this machine and judge it
     Run(Run),
-    /// Read what was built and compare it with what was recorded
+    /// Read what was built or published and compare it with what was recorded
     Verify(Verify),
     /// Say what differs between two builds, two datasets, or a dataset and a build
     Diff(Diff),
@@ -463,12 +463,23 @@ pub(crate) struct Running {
 
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
-    /// The output directory of a build
+    /// The output directory of a build, or a store
     #[arg(default_value = "dist")]
     pub(crate) path: PathBuf,
     /// How many outputs to read at a time; as many as there are processors without it
     #[arg(short, long, value_name = "N", env = "CASEPACK_JOBS")]
     pub(crate) jobs: Option<NonZeroUsize>,
+    /// Of a store, read only this share of the packs, always the same ones
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        env = "CASEPACK_SHARE",
+        default_value_t = 100
+    )]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) share: u8,
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
 }
 
 #[derive(Debug, Args)]

@@ -1,4 +1,6 @@
-//! `casepack verify`: what was built, read and compared with what was recorded.
+//! `casepack verify`: what was built, read and compared with what was recorded; or a store.
+
+mod stored;
 
 use std::path::{Path, PathBuf};
 
@@ -20,6 +22,9 @@ const SHOWN: usize = 50;
 pub(super) fn run(args: &Verify, context: &Context) -> Outcome {
     let mut diags = Diagnostics::new(Levels::default());
     let given = context.machine.absolute(&args.path);
+    if let Some(url) = stored::at(&args.path, &given) {
+        return stored::run(&url, args, context);
+    }
     let shown = escape::line(&args.path.to_string_lossy()).into_owned();
     let Some(out) = build_at(&given) else {
         let failure = Failure::new(

@@ -44,6 +44,7 @@ pub fn verify(
         let all = release.document.packs.iter().map(|pack| pack.blob);
         packs.extend(all);
         rest.extend(release.blobs());
+        rest.insert(Descriptor::of(&release.manifest));
     }
     let sampled =
         |blob: &Descriptor| u64::from(blob.digest.as_bytes()[31]) * 100 < u64::from(share) * 256;

@@ -1,0 +1,96 @@
+//! `casepack verify STORE`: every blob of its releases, read and compared with its digest.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::super::Context;
+use super::super::args::Verify;
+use super::super::exit::Exit;
+use super::super::outcome::{Failure, Outcome, interrupted};
+use super::super::store;
+use super::super::ui::{Cell, Ink, Progress, Table, count, size};
+use crate::bundle::OCI_LAYOUT;
+use crate::diag::Diagnostics;
+use crate::escape;
+use crate::publish::{PublishError, Remote, verify};
+use crate::store::{Purpose, StoreUrl};
+
+/// The store that is meant, when it is one.
+pub(super) fn at(path: &Path, absolute: &Path) -> Option<StoreUrl> {
+    let url: StoreUrl = path.to_str()?.parse().ok()?;
+    match url {
+        StoreUrl::Directory(_) => absolute.join(OCI_LAYOUT).is_file().then_some(url),
+        StoreUrl::S3 { .. } => Some(url),
+    }
+}
+
+pub(super) fn run(url: &StoreUrl, args: &Verify, context: &Context) -> Outcome {
+    check(url, args, context).unwrap_or_else(store::stopped)
+}
+
+fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (Exit, Failure)> {
+    let failed = |error: PublishError| store::told(&error);
+    let opened = store::open(url, &args.s3, context, Purpose::Read)?;
+    let remote = Remote::new(&*opened, None).map_err(failed)?;
+    let mut bad = Vec::new();
+    let mut releases = BTreeMap::new();
+    let refs = remote.refs().map_err(failed)?;
+    let number = refs.len();
+    for named in refs {
+        match named.release {
+            Ok(release) => {
+                releases.insert(release.digest, release);
+            }
+            Err(error) => bad.push(error.to_string()),
+        }
+    }
+    let releases: Vec<_> = releases.into_values().collect();
+    let progress = Progress::new(&context.look);
+    let checked = verify(remote, &releases, args.share, &context.stop, &progress);
+    drop(progress);
+    let checked = match checked {
+        Err(PublishError::Stopped) => {
+            let outcome = Outcome::of(Diagnostics::default());
+            return Ok(interrupted(outcome, "Not everything was read."));
+        }
+        checked => checked.map_err(failed)?,
+    };
+    bad.extend(checked.bad);
+    let mut table = Table::default();
+    for line in &bad {
+        table.row([Cell::new(line.clone()).ink(Ink::Bad)]);
+    }
+    let blobs = usize::try_from(checked.blobs).unwrap_or(usize::MAX);
+    let text = format!(
+        "{}{}: {} in {} ({}) read, {}.\n",
+        table.show(context.look.color_out),
+        escape::line(&url.to_string()),
+        count(blobs, "blob", "blobs"),
+        count(releases.len(), "release", "releases"),
+        size(checked.bytes),
+        match bad.len() {
+            0 => "all as their digests say".to_owned(),
+            number => count(number, "thing wrong", "things wrong"),
+        },
+    );
+    let mut outcome = Outcome::of(Diagnostics::default())
+        .field("store", url.to_string())
+        .field("refs", number)
+        .field("releases", releases.len())
+        .field("blobs", checked.blobs)
+        .field("bytes", checked.bytes)
+        .field("share", args.share)
+        .field("bad", bad.clone());
+    outcome.text = text;
+    if let Some(first) = bad.first() {
+        let failure = Failure {
+            causes: vec![first.clone()],
+            ..Failure::new(
+                "The store is damaged.",
+                "Publish the releases again with casepack: what is damaged and has another size is sent again; remove damaged blobs of the same size first.",
+            )
+        };
+        outcome = outcome.failed(Exit::Findings, failure);
+    }
+    Ok(outcome)
+}
