@@ -243,7 +243,7 @@ pub fn run(
         }
     };
     if let Some(dataset) = request.dataset {
-        tell_about(dataset, diags);
+        tell_about(request, dataset, diags);
     }
     if batch_of(request).is_some() {
         check_batch(request, diags)?;
@@ -457,7 +457,18 @@ fn check_batch(request: &Request<'_>, diags: &mut Diagnostics) -> Result<(), Err
 }
 
 /// What is to be known about a dataset before it is run.
-fn tell_about(dataset: &Dataset, diags: &mut Diagnostics) {
+fn tell_about(request: &Request<'_>, dataset: &Dataset, diags: &mut Diagnostics) {
+    if !dataset.hooks.is_empty() && request.sandbox != SandboxMode::None {
+        diags.push(
+            Diagnostic::new(
+                Rule::RunNotIsolated,
+                "The dataset's hooks run as you, outside of the sandbox.",
+            )
+            .severity(Severity::Note)
+            .field("hooks")
+            .help("Nothing has to be done if you trust the dataset; its packages have no hooks."),
+        );
+    }
     for (judge, _) in dataset
         .verification
         .thresholds
@@ -515,7 +526,7 @@ fn around_all(
     }
     let around = Around {
         cwd: runner.request.project,
-        also: Some(&runner.dir),
+        outputs: vec![runner.request.project, &runner.dir],
         logs: runner.dir.join("hooks"),
         told: Vec::new(),
         step: None,
@@ -768,7 +779,9 @@ fn find_sandbox(request: &Request<'_>, runs_dir: &Path) -> Result<Sandbox, Strin
     if request.sandbox == SandboxMode::None {
         return Err("as asked for".to_owned());
     }
-    let mut hidden = vec![request.project.to_owned(), runs_dir.to_owned()];
+    let mut hidden = vec![runs_dir.to_owned()];
+    // Packages alone have no project: it is where casepack was started, which may be `/`.
+    hidden.extend(request.dataset.map(|_| request.project.to_owned()));
     hidden.extend(request.packages.iter().map(|package| package.dir.clone()));
     if let Some(dataset) = request.dataset {
         hidden.extend(dataset_dir(dataset));

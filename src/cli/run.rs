@@ -27,7 +27,12 @@ use crate::target::Target::Harbor;
 const SAME_SECOND: usize = 100;
 
 pub(super) fn run(args: &Run, context: &Context) -> Outcome {
-    let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
+    let mut levels = args.input.levels.levels_to_ship();
+    if !levels.deny.contains(&Rule::HooksNotPortable) {
+        // They do run here.
+        levels.allow.insert(Rule::HooksNotPortable);
+    }
+    let mut diags = Diagnostics::new(levels);
     if args.running.engine != "harbor" && !args.running.harbor_args.is_empty() {
         let failure = Failure::new(
             "Arguments after -- are for Harbor, which does not run anything here.",

@@ -446,7 +446,7 @@ impl Work<'_> {
             } else {
                 &workspace
             },
-            also: scoring.then_some(workspace.as_path()),
+            outputs: vec![&workspace],
             logs,
             told,
             step: step

@@ -32,6 +32,9 @@ const WHAT_MAX: usize = 60;
 /// The most that is kept of what a condition prints.
 const CONDITION_OUTPUT: u64 = 64 << 10;
 
+/// A stop switch that nobody has.
+static NEVER: AtomicBool = AtomicBool::new(false);
+
 /// The hooks of a dataset.
 pub(super) struct Hooks<'a> {
     pub(super) all: &'a [Hook],
@@ -46,8 +49,8 @@ pub(super) struct Hooks<'a> {
 pub(super) struct Around<'a> {
     /// Where they start.
     pub(super) cwd: &'a Path,
-    /// Where else their outputs are looked for.
-    pub(super) also: Option<&'a Path>,
+    /// Where their outputs are looked for.
+    pub(super) outputs: Vec<&'a Path>,
     /// Where their logs go; made when it is missing.
     pub(super) logs: PathBuf,
     /// What they are told besides.
@@ -113,6 +116,16 @@ impl Hooks<'_> {
         done: &mut Vec<HookRun>,
     ) -> Result<Told, String> {
         let mut told = Told::default();
+        let mut ran = false;
+        // An agent may have put some there; in the project nobody but its owner can have.
+        let own = around
+            .outputs
+            .iter()
+            .filter(|dir| dir.starts_with(&self.run_dir));
+        for path in own.flat_map(|dir| OUTPUTS.map(|name| dir.join(name))) {
+            remove_tree(&path)
+                .map_err(|error| format!("{} is in the way: {}.", path.display(), error.source))?;
+        }
         let hooks = self.all.iter().filter(|hook| hook.phase == phase);
         for (index, hook) in hooks.enumerate() {
             let run = match self.one(hook, phase, index, around) {
@@ -125,6 +138,7 @@ impl Hooks<'_> {
                     continue;
                 }
             };
+            ran |= !run.skipped;
             let failed = !run.skipped && (run.timed_out || run.exit_code != Some(0));
             let message = failed.then(|| {
                 let why = match (run.timed_out, run.exit_code) {
@@ -145,8 +159,8 @@ impl Hooks<'_> {
         }
         // What hooks after an agent tell is read too, for judges; only what hooks before it tell
         // gets to the agent.
-        for place in [Some(around.cwd), around.also].into_iter().flatten() {
-            told.add(take_outputs(place));
+        for dir in around.outputs.iter().filter(|_| ran) {
+            told.add(take_outputs(dir));
         }
         if !decides(phase) {
             told.env.clear();
@@ -180,14 +194,6 @@ impl Hooks<'_> {
             run.skipped = true;
             return Ok(run);
         }
-        if index == 0 {
-            // An agent may have put them there.
-            for place in [Some(around.cwd), around.also].into_iter().flatten() {
-                for name in OUTPUTS {
-                    remove_tree(&place.join(name)).map_err(|error| error.source)?;
-                }
-            }
-        }
         std::fs::create_dir_all(&around.logs)?;
         let mut env = self.env.clone();
         for (name, value) in &around.told {
@@ -198,7 +204,14 @@ impl Hooks<'_> {
                 .logs
                 .join(format!("{}.{index}.condition.log", name(phase)));
             let output = Capture::create(&log, CONDITION_OUTPUT)?;
-            let ended = self.start(&hook.condition, CONDITION_TIMEOUT, output, &env, around)?;
+            let ended = self.start(
+                phase,
+                &hook.condition,
+                CONDITION_TIMEOUT,
+                output,
+                &env,
+                around,
+            )?;
             if ended.exit_code != Some(0) || ended.cut.is_some() {
                 run.skipped = true;
                 return Ok(run);
@@ -208,7 +221,7 @@ impl Hooks<'_> {
         let log = around.logs.join(format!("{}.{index}.log", name(phase)));
         let output = Capture::create(&log, u64::MAX)?;
         let timeout = Duration::from_secs(hook.timeout_sec);
-        let ended = self.start(&hook.command, timeout, output, &env, around)?;
+        let ended = self.start(phase, &hook.command, timeout, output, &env, around)?;
         run.exit_code = ended.exit_code;
         run.timed_out = ended.cut == Some(Cut::TimeUp);
         run.duration = ended.duration;
@@ -219,6 +232,7 @@ impl Hooks<'_> {
 
     fn start(
         &self,
+        phase: Phase,
         command: &str,
         timeout: Duration,
         output: Capture,
@@ -235,7 +249,8 @@ impl Hooks<'_> {
             timeout: Some(timeout),
             bwrap: false,
             scope: Some(around.scope),
-            stop: self.stop,
+            // What cleans up is left to its own end, also when the run is stopped.
+            stop: if decides(phase) { self.stop } else { &NEVER },
         })
     }
 }

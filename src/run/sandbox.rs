@@ -478,3 +478,23 @@ impl Sandbox {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_is_shown_with_what_it_is_installed_with() {
+        for (program, wanted) in [
+            (
+                "/u/.nvm/v22/lib/node_modules/@a/b/cli.js",
+                Some("/u/.nvm/v22"),
+            ),
+            ("/u/p/node_modules/a/node_modules/b/x", Some("/u/p")),
+            ("/u/.local/share/claude/versions/2", None),
+        ] {
+            let found = installation(Path::new(program));
+            assert_eq!(found.as_deref(), wanted.map(Path::new), "{program}");
+        }
+    }
+}

@@ -621,6 +621,60 @@ fn failing_hooks_end_what_they_are_around_and_nothing_else() {
 }
 
 #[test]
+fn an_interrupt_lets_hooks_clean_up() {
+    let hooks = "hooks:\n  before_all: [{command: 'touch .hook-outputs.json.mine'}]\n  \
+                 after_each: [{command: 'sleep 0.3; touch $AGENT_EVAL_PROJECT_ROOT/after-each'}]\n  \
+                 after_all: [{command: 'sleep 0.3; touch after-all'}]\n";
+    let project = judged("touch $CASE; exec sleep 60\n", hooks);
+    let marker = project.path("begun");
+    let config = project.read("eval.yaml").replace(
+        "prompt: '{prompt}'}",
+        &format!(
+            "prompt: '{{prompt}}', env: {{CASE: {}}}}}",
+            marker.display()
+        ),
+    );
+    project.write("eval.yaml", config);
+    let child = run(&project, &["--run-id", "r", "-j", "1"])
+        .command()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    while !marker.exists() {
+        assert!(
+            begin.elapsed() < Duration::from_mins(1),
+            "no agent was started"
+        );
+        sleep(Duration::from_millis(10));
+    }
+    signal(&child, Signal::TERM);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert!(project.path("after-each").exists() && project.path("after-all").exists());
+}
+
+#[test]
+fn an_agent_from_a_package_manager_finds_its_modules() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let project = stand_in("  type: claude-code\n", "none", "");
+    let cli = "#!/bin/sh\nmkdir -p out; cp \"$(dirname \"$0\")/data\" out/a; cat > /dev/null\n";
+    let module = "tool/lib/node_modules/@x/cli";
+    project.write(&format!("{module}/cli.js"), cli);
+    project.write(&format!("{module}/data"), "found\n");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(project.path(format!("{module}/cli.js")), mode).unwrap();
+    std::fs::remove_dir_all(project.path("bin")).unwrap();
+    std::fs::create_dir(project.path("bin")).unwrap();
+    let link = format!("../{module}/cli.js");
+    std::os::unix::fs::symlink(link, project.path("bin/claude")).unwrap();
+    run_stand_in(&project, &["--sandbox", "bwrap"]).assert_code(0);
+    assert_eq!(project.read("runs/r/a/workspace/out/a"), "found\n");
+}
+
+#[test]
 fn what_a_hook_starts_lives_until_its_scope_ends() {
     let number = format!("98{}", std::process::id());
     let hooks = format!(
