@@ -6,6 +6,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -90,13 +91,34 @@ fn render_lines(template: &str, input: &Yaml, steps: &Yaml) -> Result<String, Te
     let put_in = check(&words)?;
     let text = rewritten(template, &put_in);
     let names = names(input, steps)?;
-    in_thread(TIME, move || render_here(&text, names)).map_err(|error| {
+    let rendered = if is_plain(template, &words) {
+        let here = AssertUnwindSafe(|| render_here(&text, names));
+        catch_unwind(here).unwrap_or_else(|_| {
+            Err(TemplateError::invalid("the template engine failed", None))
+        })
+    } else {
+        in_thread(TIME, move || render_here(&text, names))
+    };
+    rendered.map_err(|error| {
         error.shifted(|range| {
             let range =
                 before_rewriting(&put_in, range.start)..before_rewriting(&put_in, range.end);
             whole_expression(template, &words, range)
         })
     })
+}
+
+/// Whether a template only puts fields into text, as most do: such work is bounded by its result,
+/// and a thread for each case would cost more than the work.
+fn is_plain(template: &str, words: &[(usize, scan::Word<'_>)]) -> bool {
+    const OPERATORS: [&str; 7] = ["and", "else", "if", "in", "is", "not", "or"];
+    let plain = |word: &scan::Word<'_>| match word {
+        scan::Word::Name(name) => !OPERATORS.contains(name),
+        scan::Word::Mark(mark) => *mark == '.',
+        scan::Word::End => true,
+        scan::Word::Text(_) => false,
+    };
+    !template.contains("{%") && words.iter().all(|(_, word)| plain(word))
 }
 
 /// Refuses what the engine reads in another way than Python, and what it can't read safely; gives
