@@ -6,8 +6,11 @@ use crate::support::ProjectBuilder;
 const VERBS: &[&str] = &[
     "init",
     "check",
+    "plan",
     "build",
     "run",
+    "verify",
+    "diff",
     "publish",
     "pull",
     "ls",
