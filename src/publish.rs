@@ -9,6 +9,7 @@
 mod gc;
 mod list;
 mod locate;
+mod plain;
 mod present;
 mod pull;
 mod push;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::gc::{Collected, Collection, collect};
 pub use self::list::{CaseRow, case, cases};
+pub use self::plain::{Plain, PlainPushed, Work, survey};
 pub use self::pull::{Layout, Pull, Pulled, pull};
 pub use self::push::{Push, Pushed, push};
 pub use self::remote::{Named, Remote, Which};

@@ -12,6 +12,7 @@ mod architecture;
 mod bundle;
 mod cli;
 mod cluster;
+mod evalhub;
 mod hostile;
 mod incremental;
 mod invariants;

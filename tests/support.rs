@@ -9,7 +9,7 @@ mod s3;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use command::{Invocation, Outcome};
-pub(crate) use project::{Project, ProjectBuilder};
+pub(crate) use project::{CaseBuilder, Project, ProjectBuilder};
 pub(crate) use proxy::{Fault, Proxy, Way};
 pub(crate) use release::{Case, many, pack, tree};
 pub(crate) use s3::{BUCKET, Request, S3Server};

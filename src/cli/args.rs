@@ -12,7 +12,9 @@ use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-pub(crate) use self::bundles::{Gc, Inspect, Ls, Publish, Pull, PullAs, PullView, S3Args, Source};
+pub(crate) use self::bundles::{
+    Gc, Inspect, Ls, Publish, PublishLayout, Pull, PullAs, PullView, S3Args, Source,
+};
 use crate::bundle::Compression;
 use crate::dataset::Format;
 use crate::diag::Rule;

@@ -1,10 +1,12 @@
 //! `casepack publish`: a release is built, and sent to a store.
 
+mod plain;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Context;
-use super::args::Publish;
+use super::args::{Publish, PublishLayout};
 use super::build;
 use super::exit::Exit;
 use super::input;
@@ -18,11 +20,17 @@ use crate::plan::LOCAL_REF;
 use crate::publish::{Push, Pushed, Remote, Which, push};
 use crate::store::{Directory, Purpose, Store};
 use crate::target::Target;
+use crate::target::evalhub::Layout;
 
 /// How long `casepack gc` lets garbage live unless it is told otherwise.
 const GRACE: Duration = Duration::from_hours(7 * 24);
 
 pub(super) fn run(args: &Publish, context: &Context) -> Outcome {
+    match args.publishing.layout {
+        PublishLayout::Bundle => {}
+        PublishLayout::TestData => return plain::run(args, Layout::TestData, context),
+        PublishLayout::AgentEval => return plain::run(args, Layout::AgentEval, context),
+    }
     let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
     // Before anything is built: a wrong address is told at once.
     let store = match store::open(&args.dest, &args.s3, context, Purpose::Write) {

@@ -190,6 +190,11 @@ rules! {
         "They are alternatives."
         "Keep one of them."
         "seeds: [{category: a, count: 1, prompt: p, builtin: b}]"
+    ExecutableBitLost "executable-bit-lost" Warning true
+        "A file is executable, and plain objects do not carry that."
+        "EvalHub's downloaders make every file with mode 0644."
+        "Call the file by its interpreter, or use packages or bundles, which keep the mode."
+        "cases/case-001/run.sh with mode 0755"
     FileChanged "file-changed" Error false
         "A file changed while it was read."
         "What was read is neither the old nor the new content."
@@ -200,6 +205,11 @@ rules! {
         ""
         "Make it readable for the user who runs casepack, or remove it."
         ""
+    ForeignObject "foreign-object" Error true
+        "Below the prefix is an object that casepack did not write."
+        "The stock downloaders take whatever they find below the prefix; casepack overwrites and removes only what it recorded as its own."
+        "Use a prefix of its own for each dataset, or remove the object; --force overwrites what is in the way."
+        "s3://bucket/triage/cases/old/input.yaml"
     HarborDigestIgnores "harbor-digest-ignores" Warning true
         "A workspace file is not part of Harbor's digest of the package."
         "Harbor uploads every file of the workspace, but its digest leaves caches and editor files out by name: __pycache__/, *.pyc, .DS_Store, *.swp, *.swo, *~."
@@ -265,6 +275,11 @@ rules! {
         "Where letter case or Unicode form does not count, one file replaces the other."
         "Rename one of them."
         "README.md and Readme.md"
+    NestedObject "nested-object" Error false
+        "A file lies in a directory of its case, and agent-eval's downloader can not restore it."
+        "That downloader makes the directory of the case and nothing below it, and ends with FileNotFoundError."
+        "Use --layout evalhub-testdata, or keep all files of a case at its top."
+        "cases/case-001/data/table.csv with --layout agent-eval-s3"
     NoCases "no-cases" Error false
         "The dataset has no cases."
         "A case is a directory below dataset.path; names that start with a dot and __pycache__ are none."
@@ -285,6 +300,16 @@ rules! {
         "Placeholders name fields of the input."
         "Write the input as a mapping with named fields."
         "input.yaml: \"- a\""
+    ObjectOutsideCase "object-outside-case" Error false
+        "An object would lie beside the cases."
+        "The stock adapters take every directory for a case and lose other files."
+        "Move it into a case, or leave it out."
+        "cases/notes.md"
+    OddObjectName "odd-object-name" Error false
+        "A file name has a backslash or a control character."
+        "Such keys are changed or refused on their way through proxies, consoles and file systems."
+        "Rename the file."
+        ""
     OutputLeftBehind "output-left-behind" Warning true
         "Something in the output directory is not of this build and was left."
         "casepack removes only what it wrote itself and what is unchanged since."
@@ -315,6 +340,11 @@ rules! {
         "A path has at most 4,096 bytes, a component 255."
         "Shorten it."
         ""
+    PlaceholderObject "placeholder-object" Error false
+        "Below the prefix is a key that ends in a slash, or is no path."
+        "Consoles make such objects for directories; agent-eval's downloader ends with IsADirectoryError."
+        "Remove the object."
+        "s3://bucket/triage/cases/case-001/"
     PluginDirOutside "plugin-dir-outside" Note false
         "A plugin directory lies outside of the project."
         "Shared files may come from there; it was named in the config, so it is allowed."
@@ -325,6 +355,11 @@ rules! {
         "The file system root, a home directory or an ancestor of the project would let any file in; one that is missing or leads out through a link can not be read."
         "Name the plugin's own directory; to use a wide one, give it on the command line with --plugin-dir."
         "runner: {plugin_dirs: [/]}"
+    PrefixEmpty "prefix-empty" Error false
+        "Plain objects need a prefix of their own."
+        "With an empty key EvalHub makes a pod without any files; and the record of what casepack wrote lies beside the prefix."
+        "Add a prefix: s3://BUCKET/PREFIX."
+        "s3://bucket"
     RecordDamaged "record-damaged" Warning true
         "The record of an output directory can not be used."
         "It says which outputs casepack wrote; a damaged or foreign one is not trusted."
@@ -375,6 +410,11 @@ rules! {
         "The copy would contain itself, without end."
         "Choose a dest outside of the source."
         ""
+    SharedKeyPrefix "shared-key-prefix" Warning true
+        "Another key starts like this prefix."
+        "EvalHub's downloader takes the key as the beginning of a text: `data/v1` fetches `data/v10/…` as well."
+        "End the key in job requests with a slash, or use {digest} in the prefix."
+        "s3://bucket/data/v1 and s3://bucket/data/v10"
     SharedSourceMissing "shared-source-missing" Warning true
         "The source of a shared entry is missing."
         "No case gets the file."
@@ -390,6 +430,11 @@ rules! {
         "A skill named plugin:skill comes with the image or with the agent's plugin option; another one is staged from skills/ or .claude/skills/."
         "Nothing has to be done if the image has it."
         "execution: {skill: \"ci:fix\"}"
+    SlowDownload "slow-download" Warning true
+        "EvalHub's downloader will hardly get all objects within its ten minutes."
+        "It gets one object after another, about 30 ms each, and no field of a job can raise its deadline."
+        "Publish parts below a prefix each, one benchmark for each, or use casepack as EvalHub's init image."
+        ""
     SpecialFile "special-file" Warning true
         "A fifo, socket or device was left behind."
         "It has no content that could be carried; opening it could hang."

@@ -62,6 +62,15 @@ pub(crate) struct Publish {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Publishing")]
 pub(crate) struct Publishing {
+    /// How the dataset lies in the store; {digest} in DEST stands for the digest of plain objects
+    #[arg(
+        long,
+        value_name = "LAYOUT",
+        env = "CASEPACK_LAYOUT",
+        default_value = "bundle"
+    )]
+    #[arg(value_enum)]
+    pub(crate) layout: PublishLayout,
     /// The name of the release; with --force it is moved whoever moved it meanwhile
     #[arg(
         long,
@@ -77,6 +86,18 @@ pub(crate) struct Publishing {
     /// Say what would be sent, and send nothing
     #[arg(long, env = "CASEPACK_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PublishLayout {
+    /// A release, stored by content
+    Bundle,
+    /// Plain objects for `EvalHub`'s downloader: eval.yaml and cases/CASE/…
+    #[value(name = "evalhub-testdata")]
+    TestData,
+    /// Plain objects for agent-eval's downloader: CASE/FILE
+    #[value(name = "agent-eval-s3")]
+    AgentEval,
 }
 
 /// A release in a store.
