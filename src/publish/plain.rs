@@ -273,7 +273,7 @@ fn foreign(plain: &Plain<'_>, record: &Record, listing: &Listing, diags: &mut Di
     }
     let others = listing.objects.keys().filter(|path| {
         let in_the_way = plain.objects.get(path).is_some();
-        !record.has(path.as_str()) && !(in_the_way && plain.force)
+        !(record.has(path.as_str()) || in_the_way && plain.force)
     });
     for path in others.clone().take(TOLD) {
         let shown = show(&format!("{}/{path}", plain.name));
