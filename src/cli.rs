@@ -22,6 +22,7 @@ mod outcome;
 mod plan;
 mod publish;
 mod pull;
+mod report;
 mod run;
 mod settings;
 mod store;
@@ -102,6 +103,7 @@ fn dispatch(args: &[OsString]) -> Exit {
         Verb::Plan(args) => plan::run(args, &context),
         Verb::Build(args) => build::run(args, &context),
         Verb::Run(args) => run::run(args, &context),
+        Verb::Report(args) => report::run(args, &context),
         Verb::Verify(args) => verify::run(args, &context),
         Verb::Diff(args) => diff::run(args, &context),
         Verb::Publish(args) => publish::run(args, &context),
@@ -183,6 +185,7 @@ impl Verb {
             Self::Plan(_) => "plan",
             Self::Build(_) => "build",
             Self::Run(_) => "run",
+            Self::Report(_) => "report",
             Self::Verify(_) => "verify",
             Self::Diff(_) => "diff",
             Self::Publish(_) => "publish",

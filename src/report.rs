@@ -1,18 +1,39 @@
-//! Outcomes for people and machines: `results.json` and the rows of the table.
+//! Outcomes for people and machines: `results.json`, `junit.xml`, `summary.md`, `report.html`.
 //!
-//! Owns the shape of the document (`casepack.results.v1`). Refuses to know how a case is run and
-//! what the terminal looks like; texts are handed on raw, whoever shows them escapes them.
+//! Owns the shape of the documents (`casepack.results.v1` is read and written here), and how shards
+//! become one run. Refuses to know how a case is run and what the terminal looks like; the rows of
+//! the table are handed on raw, whoever shows them escapes them.
+//! Invariant: what agents, packages and other machines wrote is escaped by `escape` for the very
+//! document that it stands in (policy 31), and read through handles (policy 20).
 
-use std::path::PathBuf;
+mod compare;
+mod excerpt;
+mod html;
+mod junit;
+mod markdown;
+mod merge;
+mod read;
+mod words;
+
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+pub use self::compare::{Change, Changed, compare};
+pub use self::merge::{Merged, merge};
+pub use self::read::{Unreadable, read};
 use crate::escape;
-use crate::fs::{FsError, write_atomic};
-use crate::run::RunResults;
+use crate::fs::{FsError, Root, write_atomic};
+use crate::path::TreePath;
+use crate::run::{CaseResult, RunResults};
 
 /// The `schema` field of `results.json`.
 pub const SCHEMA: &str = "casepack.results.v1";
+
+/// The documents beside `results.json`.
+pub const DOCUMENTS: [&str; 3] = ["junit.xml", "summary.md", "report.html"];
 
 /// The document `results.json`.
 pub fn results_json(results: &RunResults) -> Value {
@@ -23,16 +44,146 @@ pub fn results_json(results: &RunResults) -> Value {
     document
 }
 
-/// Writes `results.json` into the run's directory, atomically; returns its path.
+/// Writes `results.json` into the run's directory, atomically, and the reports beside it; returns
+/// the path of `results.json`.
 ///
 /// # Errors
 /// What the disk gave.
 pub fn write(results: &RunResults) -> Result<PathBuf, FsError> {
-    let path = results.dir.join("results.json");
+    let path = write_results(results, &results.dir)?;
+    Report::of(results).write(&results.dir)?;
+    Ok(path)
+}
+
+/// Writes `results.json` into `dir`, atomically; returns its path.
+///
+/// # Errors
+/// What the disk gave.
+pub fn write_results(results: &RunResults, dir: &Path) -> Result<PathBuf, FsError> {
+    let path = dir.join(read::NAME);
     // The document's keys are all texts, so that it always can be written.
     let text = escape::json(&results_json(results));
     write_atomic(&path, text.as_bytes(), 0o644)?;
     Ok(path)
+}
+
+/// What reports are made from.
+#[derive(Debug)]
+pub struct Report<'a> {
+    results: &'a RunResults,
+    /// The run directory of each case, in the order of the results; that of the results where there
+    /// is none.
+    homes: &'a [PathBuf],
+    /// Run directories that could be opened.
+    roots: BTreeMap<&'a Path, Root>,
+    compared: Option<(&'a RunResults, Vec<Changed<'a>>)>,
+}
+
+impl<'a> Report<'a> {
+    /// Of a run as it is in its directory.
+    pub fn of(results: &'a RunResults) -> Self {
+        Self::made(results, &[])
+    }
+
+    /// Of what was put together.
+    pub fn of_merged(merged: &'a Merged) -> Self {
+        Self::made(&merged.results, &merged.homes)
+    }
+
+    fn made(results: &'a RunResults, homes: &'a [PathBuf]) -> Self {
+        let dirs = homes.iter().chain([&results.dir]).map(PathBuf::as_path);
+        let mut roots = BTreeMap::new();
+        for dir in dirs {
+            if !roots.contains_key(dir)
+                && let Ok(root) = Root::open(dir)
+            {
+                roots.insert(dir, root);
+            }
+        }
+        Self {
+            results,
+            homes,
+            roots,
+            compared: None,
+        }
+    }
+
+    /// Held against an earlier run.
+    #[must_use]
+    pub fn against(mut self, before: &'a RunResults) -> Self {
+        self.compared = Some((before, compare(before, self.results)));
+        self
+    }
+
+    /// The earlier run and what differs.
+    pub fn compared(&self) -> Option<(&RunResults, &[Changed<'a>])> {
+        let (before, changes) = self.compared.as_ref()?;
+        Some((before, changes))
+    }
+
+    /// Writes [`DOCUMENTS`] into `dir`, each atomically.
+    ///
+    /// # Errors
+    /// What the disk gave.
+    pub fn write(&self, dir: &Path) -> Result<(), FsError> {
+        let root = Root::open(dir)?;
+        self.document(&root, "junit.xml", |to| junit::write(self, to))?;
+        self.document(&root, "summary.md", |to| {
+            to.write_all(markdown::text(self).as_bytes())
+        })?;
+        self.document(&root, "report.html", |to| html::write(self, to))
+    }
+
+    fn document(
+        &self,
+        dir: &Root,
+        name: &str,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), FsError> {
+        let failed = |source: io::Error| FsError {
+            path: dir.path().join(name),
+            source,
+        };
+        let path = TreePath::new(name).map_err(|why| failed(io::Error::other(why)))?;
+        let staged = dir.stage(&path, 0o644)?;
+        let mut to = BufWriter::with_capacity(64 << 10, staged.file());
+        write(&mut to).and_then(|()| to.flush()).map_err(failed)?;
+        drop(to);
+        staged.commit()
+    }
+
+    /// Each case, with the directory of the run that it is from.
+    fn cases(&self) -> impl Iterator<Item = (&'a CaseResult, Option<&Root>)> {
+        let own = self.results.dir.as_path();
+        let homes = self.homes.iter().map(PathBuf::as_path);
+        let homes = homes.chain(std::iter::repeat(own));
+        let cases = self.results.cases.iter().zip(homes);
+        cases.map(|(case, home)| (case, self.roots.get(home)))
+    }
+
+    /// What was run by whom: names and raw values.
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let results = self.results;
+        let sandbox = if results.isolated { "yes" } else { "no" };
+        let facts = [
+            ("run", Some(results.run_id.clone())),
+            ("dataset", Some(results.dataset.name.clone())),
+            ("dataset digest", results.dataset.digest.clone()),
+            ("packages digest", results.dataset.packages_digest.clone()),
+            ("agent", Some(results.agent.name.clone())),
+            ("model", results.agent.model.clone()),
+            ("engine", Some(results.engine.clone())),
+            ("sandbox", Some(sandbox.to_owned())),
+            ("passes at", Some(results.pass_at.to_string())),
+            (
+                "attempts",
+                (results.attempts > 1).then(|| results.attempts.to_string()),
+            ),
+            ("casepack", Some(results.casepack_version.clone())),
+        ];
+        let known = |(name, value): (_, Option<String>)| Some((name, value?));
+        facts.into_iter().filter_map(known).collect()
+    }
 }
 
 /// One line of the table, cells raw.
@@ -68,14 +219,14 @@ pub fn rows(results: &RunResults) -> Vec<Row> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
     use crate::path::CaseId;
     use crate::run::{AgentRef, CaseResult, DatasetRef, Status};
 
-    fn results(cases: Vec<CaseResult>) -> RunResults {
+    pub(super) fn results(cases: Vec<CaseResult>) -> RunResults {
         RunResults {
             run_id: "r1".to_owned(),
             dir: PathBuf::new(),
@@ -98,11 +249,13 @@ mod tests {
             hooks: Vec::new(),
             warnings: Vec::new(),
             interrupted: false,
+            other_shards: Vec::new(),
+            merged: Vec::new(),
             cases,
         }
     }
 
-    fn case(id: &str, status: Status, reward: Option<f64>) -> CaseResult {
+    pub(super) fn case(id: &str, status: Status, reward: Option<f64>) -> CaseResult {
         let mut case = CaseResult::new(&CaseId::new(id).unwrap());
         (case.status, case.reward) = (status, reward);
         case.duration = Duration::from_millis(1234);
@@ -161,6 +314,7 @@ mod tests {
         let text = std::fs::read_to_string(write(&all).unwrap()).unwrap();
         let read: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(read, results_json(&all));
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        let written = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(written, 1 + DOCUMENTS.len());
     }
 }

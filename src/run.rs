@@ -8,6 +8,7 @@
 mod agent;
 mod batch;
 mod case;
+mod changes;
 mod collect;
 mod engine;
 mod env;
@@ -30,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::agent::Project;
 use self::case::{Runner, write_result};
@@ -277,6 +278,7 @@ pub fn run(
         told: Told::default(),
         batch: None,
         dir: dir.clone(),
+        start: Instant::now(),
         diags: Mutex::new(diags.fork()),
         shown: Mutex::default(),
     };
@@ -335,6 +337,8 @@ pub fn run(
         hooks: hooked,
         warnings,
         interrupted,
+        other_shards: Vec::new(),
+        merged: Vec::new(),
         cases,
     };
     drop(shown);
@@ -391,6 +395,8 @@ fn by_harbor(
         interrupted: cases
             .iter()
             .any(|case| case.error == Some(ErrorKind::Interrupted)),
+        other_shards: Vec::new(),
+        merged: Vec::new(),
         cases,
     })
 }

@@ -17,6 +17,7 @@ mod hostile;
 mod incremental;
 mod invariants;
 mod judges;
+mod report;
 mod store;
 mod support;
 mod vectors;

@@ -59,6 +59,8 @@ pub(crate) enum Verb {
     Build(Build),
     /// Run every case on this machine and judge it
     Run(Run),
+    /// Write the reports of a run, or of the shards of one run merged
+    Report(Report),
     /// Read what was built or published and compare it with what was recorded
     Verify(Verify),
     /// Say what differs between two builds, two datasets, or a dataset and a build
@@ -464,6 +466,29 @@ pub(crate) struct Running {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Report {
+    /// A run, by its directory or its name; several are the shards of one run
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Where reports go; into the directory of the run without it
+    #[arg(short = 'o', long, value_name = "DIR", env = "CASEPACK_REPORT_DIR")]
+    pub(crate) report_dir: Option<PathBuf>,
+    /// An earlier run to compare with, by its directory or its name
+    #[arg(long, value_name = "RUN", env = "CASEPACK_BASELINE")]
+    pub(crate) baseline: Option<PathBuf>,
+    /// Where runs that are named lie
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "CASEPACK_RUNS_DIR",
+        default_value = "runs"
+    )]
+    pub(crate) runs_dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) levels: LevelArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Verify {
     /// The output directory of a build, or a store
     #[arg(default_value = "dist")]
@@ -521,7 +546,7 @@ pub(crate) struct Completions {
 #[derive(Debug, Args)]
 pub(crate) struct Man {
     /// The page of one command; of casepack itself without it
-    #[arg(value_parser = ["init", "check", "plan", "build", "run", "verify", "diff", "publish", "pull", "ls", "inspect", "gc", "explain", "completions"])]
+    #[arg(value_parser = ["init", "check", "plan", "build", "run", "report", "verify", "diff", "publish", "pull", "ls", "inspect", "gc", "explain", "completions"])]
     pub(crate) command: Option<String>,
 }
 

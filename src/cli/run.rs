@@ -1,7 +1,7 @@
 //! `casepack run`: every case is built, run on this machine and judged.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -17,6 +17,8 @@ use crate::dataset::{Dataset, Execution, Instruction, Runner, RunnerCommand, Thr
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::Digest;
 use crate::escape;
+use crate::path::CaseId;
+use crate::plan::Select;
 use crate::report;
 use crate::run::{
     Agent, Error, PackageRef, Packages, Request, RunResults, find_packages, run as run_packages,
@@ -46,7 +48,10 @@ pub(super) fn run(args: &Run, context: &Context) -> Outcome {
         Err(stopped) => return stopped.outcome(diags),
     };
     match execute(args, &target, context, &mut diags) {
-        Ok(results) => finish(&results, context, diags),
+        Ok(mut results) => {
+            results.other_shards = target.other_shards;
+            finish(&results, context, diags)
+        }
         Err(Error::Refused) => Outcome::of(diags).at_least(Exit::Findings),
         Err(error) => {
             let (exit, help) = match error {
@@ -84,6 +89,8 @@ struct Target {
     thresholds: BTreeMap<String, Threshold>,
     project: PathBuf,
     jobs: usize,
+    /// Cases that --shard leaves to other runs.
+    other_shards: Vec<String>,
 }
 
 /// Why nothing is run.
@@ -169,6 +176,7 @@ fn of_packages(
     }
     let packages = found.packages.into_iter();
     Ok(Target {
+        other_shards: left_to_others(&select, &ids),
         dataset: None,
         execution: None,
         name: found.name,
@@ -212,6 +220,7 @@ fn of_dataset(
     let dataset = loaded.dataset;
     let given = args.input.reading.jobs.map(Into::into);
     Ok(Some(Target {
+        other_shards: left_to_others(&loaded.select, &dataset.cases),
         execution: Some(dataset.execution.clone()),
         name: dataset.name.clone(),
         digest: built.dataset_digest,
@@ -224,6 +233,11 @@ fn of_dataset(
             .unwrap_or(loaded.jobs),
         dataset: Some(dataset),
     }))
+}
+
+fn left_to_others(select: &Select, cases: &[CaseId]) -> Vec<String> {
+    let others = cases.iter().filter(|id| select.leaves_to_others(id));
+    others.map(ToString::to_string).collect()
 }
 
 /// Whether an instruction can only be rendered while a case runs. All cases have the same
@@ -325,7 +339,6 @@ fn execute(
 }
 
 fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcome {
-    let outcome = Outcome::of(diags);
     let written = match report::write(results) {
         Ok(path) => path,
         Err(error) => {
@@ -334,11 +347,32 @@ fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcom
                 causes: vec![error.to_string()],
                 help: "The result.json of each case is there.".to_owned(),
             };
-            return outcome.failed(Exit::System, failure);
+            return Outcome::of(diags).failed(Exit::System, failure);
         }
     };
-    let path = context.machine.shown(&written);
-    let mut outcome = outcome.field("results", path.clone());
+    let outcome = show(results, &written, context, diags);
+    if results.interrupted {
+        let failure = Failure::new(
+            "Interrupted. The cases that were run have their results.",
+            format!(
+                "Add --resume {} to the same command to run the rest.",
+                results.run_id
+            ),
+        );
+        return outcome.failed(Exit::Interrupted, failure);
+    }
+    outcome
+}
+
+/// Results that were written to the file `written`.
+pub(super) fn show(
+    results: &RunResults,
+    written: &Path,
+    context: &Context,
+    diags: Diagnostics,
+) -> Outcome {
+    let path = context.machine.shown(written);
+    let mut outcome = Outcome::of(diags).field("results", path.clone());
     if let Value::Object(document) = report::results_json(results) {
         let fields = document.into_iter().filter(|(name, _)| name != "schema");
         outcome.fields.extend(fields);
@@ -354,16 +388,6 @@ fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcom
             )
         })
         .collect();
-    if results.interrupted {
-        let failure = Failure::new(
-            "Interrupted. The cases that were run have their results.",
-            format!(
-                "Add --resume {} to the same command to run the rest.",
-                results.run_id
-            ),
-        );
-        return outcome.failed(Exit::Interrupted, failure);
-    }
     if results.all_passed() {
         outcome
     } else {

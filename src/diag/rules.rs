@@ -380,6 +380,21 @@ rules! {
         "The name of the total: in the reward file one would replace the other."
         "Rename the judge."
         "judges: [{name: reward, check: …}]"
+    ResultsConflict "results-conflict" Error false
+        "Two runs have results of one case that differ."
+        "Which one is right can not be known; the worse one is taken, so that nothing looks better than it is."
+        "Name each shard once, and only one run of it."
+        "casepack report runs/1 runs/1-again -o report"
+    ResultsMissing "results-missing" Error false
+        "No shard has a result of a case that the dataset has."
+        "A rate over the other cases would look like one over all of them."
+        "Name the runs of all shards, or run the shard that is missing."
+        "casepack report runs/1-of-3 runs/2-of-3 -o report"
+    ResultsOfOtherRun "results-of-other-run" Error false
+        "Runs that are to be merged are no parts of one run."
+        "Another dataset, agent, model or bound makes other numbers; a mean over both means nothing."
+        "Merge only the shards of one run, and compare others with --baseline."
+        "casepack report runs/oracle runs/nop -o report"
     Root "root" Error false
         "A path that must name something below a directory names the directory itself."
         "The whole directory is never what is meant."

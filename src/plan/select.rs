@@ -48,6 +48,15 @@ impl Select {
         self.globs.is_none() && self.shard.is_none()
     }
 
+    /// Whether `case` would be one of them, and is left to another part.
+    pub fn leaves_to_others(&self, case: &CaseId) -> bool {
+        let all_parts = Self {
+            globs: self.globs.clone(),
+            shard: None,
+        };
+        !self.has(case) && all_parts.has(case)
+    }
+
     /// Whether `case` is one of them.
     pub fn has(&self, case: &CaseId) -> bool {
         let in_shard = self.shard.is_none_or(|(index, count)| {

@@ -22,7 +22,7 @@ use super::results::{
     AgentRun, CaseResult, ErrorKind, HookRun, Outputs, Status, StepResult, to_text,
 };
 use super::sandbox::{self, Mount, Sandbox};
-use super::{Agent, PackageRef, Request, collect, env, known, overlay, verdict};
+use super::{Agent, PackageRef, Request, changes, collect, env, known, overlay, verdict};
 use crate::dataset::{self, Execution, Instruction, Phase};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::fs::{Root, remove_tree, write_atomic};
@@ -52,6 +52,8 @@ pub(super) struct Runner<'a> {
     pub(super) request: &'a Request<'a>,
     /// The run's directory, canonical.
     pub(super) dir: PathBuf,
+    /// When the run began.
+    pub(super) start: Instant,
     pub(super) sandbox: Option<Sandbox>,
     pub(super) project: Project,
     /// Hooks of the dataset.
@@ -170,6 +172,7 @@ impl Runner<'_> {
     pub(super) fn case(&self, package: &PackageRef, dir: &Path) -> CaseResult {
         let start = Instant::now();
         let mut result = CaseResult::new(&package.id);
+        result.started = Some(start.duration_since(self.start));
         if self.request.attempts > 1 {
             let place = dir.strip_prefix(&self.dir).unwrap_or(dir);
             result.dir = Some(place.to_string_lossy().into_owned());
@@ -180,6 +183,7 @@ impl Runner<'_> {
             Ok(work) => {
                 let failure = work.live(&mut result, &mut messages).err();
                 result.outputs = work.collect(&mut messages);
+                work.leave_changes(&mut messages);
                 work.clean_up(&mut messages);
                 failure
             }
@@ -542,6 +546,15 @@ impl Work<'_> {
         }
         self.hooks(Phase::BeforeStep, Some((index, step, None)), life)?;
         self.set_up(index, step, &dir, life)?;
+        if self.runner.request.agent != Agent::Runner {
+            // Another agent writes what it is really told.
+            write_atomic(
+                &dir.join("instruction.md"),
+                step.instruction.as_bytes(),
+                0o644,
+            )
+            .map_err(|error| Failure::io("Writing the instruction", &error.source))?;
+        }
         let run = match &self.runner.batch {
             None => self.agent(index, step, &dir, life, report),
             Some(Ok(batch)) => self.take_share(batch, report).map(Some),
@@ -864,6 +877,18 @@ impl Work<'_> {
                 messages.push(format!("The outputs could not be collected: {error}."));
                 Outputs::default()
             })
+    }
+
+    /// Writes how the workspace differs from its start, for reports.
+    fn leave_changes(&self, messages: &mut Vec<String>) {
+        let text = changes::since(&self.package.workspace, &self.workspace);
+        let path = self.dir.join("workspace.diff");
+        if let Err(error) = write_atomic(&path, text.as_bytes(), 0o644) {
+            messages.push(format!(
+                "workspace.diff can not be written: {}.",
+                error.source
+            ));
+        }
     }
 
     /// Takes away what only the parties needed.

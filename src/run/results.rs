@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::thresholds;
 use crate::path::CaseId;
 
 /// What came out of a run.
@@ -46,6 +47,12 @@ pub struct RunResults {
     /// Hooks around all cases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<HookRun>,
+    /// Cases that `--shard` left to other runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_shards: Vec<String>,
+    /// The runs whose results were put together here (`casepack report`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub merged: Vec<String>,
     /// One for each package, in the order of the request.
     pub cases: Vec<CaseResult>,
 }
@@ -201,6 +208,14 @@ pub struct CaseResult {
     /// From the start of the case to its verdict.
     #[serde(rename = "duration_s", with = "as_seconds")]
     pub duration: Duration,
+    /// When it began, counted from the start of the run.
+    #[serde(
+        rename = "started_s",
+        default,
+        with = "as_maybe_seconds",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub started: Option<Duration>,
     /// The digest that Harbor computes for the package.
     pub package_digest: Option<String>,
     /// What is to be said about the verdict, in sentences.
@@ -411,6 +426,18 @@ impl RunResults {
         }
     }
 
+    /// The same run with other cases: what is computed from all of them is computed anew.
+    #[must_use]
+    pub fn with_cases(mut self, cases: Vec<CaseResult>) -> Self {
+        self.thresholds = thresholds::again(&self.thresholds, &cases);
+        self.dataset.packages_digest = super::packages_digest(&cases);
+        self.interrupted = cases
+            .iter()
+            .any(|case| case.error == Some(ErrorKind::Interrupted));
+        self.cases = cases;
+        self
+    }
+
     fn pass_at_k(&self) -> BTreeMap<u32, f64> {
         let tried: Vec<(u32, u32)> = self
             .cases
@@ -477,6 +504,7 @@ impl CaseResult {
             reward: None,
             rewards: BTreeMap::new(),
             duration: Duration::ZERO,
+            started: None,
             package_digest: None,
             message: None,
             error: None,
@@ -576,6 +604,28 @@ mod as_seconds {
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Duration, D::Error> {
         let seconds = f64::deserialize(from)?;
         Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
+    }
+}
+
+/// The same, where it may not be known.
+mod as_maybe_seconds {
+    use super::{Deserializer, Duration, Serializer, as_seconds};
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference")]
+    pub(super) fn serialize<S: Serializer>(
+        time: &Option<Duration>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match time {
+            Some(time) => as_seconds::serialize(time, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(
+        from: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        as_seconds::deserialize(from).map(Some)
     }
 }
 

@@ -72,6 +72,22 @@ pub(super) fn evaluate(
     results
 }
 
+/// Holds the bounds of `held` against other cases.
+pub(super) fn again(held: &[ThresholdResult], cases: &[CaseResult]) -> Vec<ThresholdResult> {
+    let mut thresholds: BTreeMap<String, Threshold> = BTreeMap::new();
+    for bound in held {
+        let bounds = thresholds.entry(bound.judge.clone()).or_default();
+        let limit = match bound.rule.as_str() {
+            "min_pass_rate" => &mut bounds.min_pass_rate,
+            "min_mean" => &mut bounds.min_mean,
+            MAX_ERROR_RATE => &mut bounds.max_error_rate,
+            _ => continue,
+        };
+        *limit = Some(bound.limit);
+    }
+    evaluate(&thresholds, cases)
+}
+
 fn said(judge: &str, cases: &[CaseResult]) -> Said {
     let mut said = Said::default();
     for case in cases {
@@ -142,7 +158,9 @@ mod tests {
             min_win_rate: None,
         };
         let bounds = BTreeMap::from([("j".to_owned(), bounds)]);
-        let found = evaluate(&bounds, cases).into_iter();
+        let found = evaluate(&bounds, cases);
+        assert_eq!(again(&found, cases), found);
+        let found = found.into_iter();
         let found: Vec<_> = found.map(|it| (it.value, it.met)).collect();
         found.try_into().unwrap()
     }

@@ -1,0 +1,143 @@
+//! Parts of what agents and verifiers left behind.
+//!
+//! Owns how much is taken and which end of it. Refuses to know what it is shown in.
+//! Invariant: files are opened through the handle of the run's directory, links are not followed,
+//! and never more than what is asked for is read (policy 20).
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+
+use crate::fs::{Root, Stamp};
+use crate::path::TreePath;
+use crate::run::CaseResult;
+
+/// Text of a file, as far as it was asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Excerpt {
+    /// It, what is no UTF-8 replaced.
+    pub(super) text: String,
+    /// Bytes of the file that are not in it.
+    pub(super) left_out: u64,
+}
+
+/// Which end of a file is the one to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    First,
+    Last,
+}
+
+/// The directory of one attempt at one case.
+#[derive(Debug)]
+pub(super) struct Home<'a> {
+    run: Option<&'a Root>,
+    place: Option<TreePath>,
+}
+
+impl<'a> Home<'a> {
+    /// Where the files of `case` are in the directory `run` of its run.
+    pub(super) fn of(run: Option<&'a Root>, case: &CaseResult) -> Self {
+        let place = case.dir.as_deref().unwrap_or(case.id.as_str());
+        Self {
+            run,
+            place: TreePath::new(place).ok(),
+        }
+    }
+
+    /// The directory of one of its steps.
+    pub(super) fn step(&self, name: &str) -> Self {
+        let below = TreePath::new("steps").and_then(|steps| steps.child(name));
+        let place = self.place.as_ref().zip(below.ok());
+        Self {
+            run: self.run,
+            place: place.map(|(place, below)| place.join(&below)),
+        }
+    }
+
+    /// The file `name` as it is called below the run's directory.
+    pub(super) fn path(&self, name: &str) -> String {
+        let place = self.place.as_ref().map_or("", TreePath::as_str);
+        format!("{place}/{name}")
+    }
+
+    /// At most `most` bytes of the file `name`; nothing when it is not there, or no file.
+    pub(super) fn read(&self, name: &str, end: End, most: usize) -> Option<Excerpt> {
+        let path = self.place.as_ref()?.join(&TreePath::new(name).ok()?);
+        let (file, stamp) = self.run?.open_file(&path).ok()?;
+        excerpt(file, &stamp, end, most)
+    }
+}
+
+fn excerpt(mut file: File, stamp: &Stamp, end: End, most: usize) -> Option<Excerpt> {
+    let left_out = stamp.size.saturating_sub(most as u64);
+    if end == End::Last {
+        file.seek(SeekFrom::Start(left_out)).ok()?;
+    }
+    let mut bytes = Vec::new();
+    file.take(most as u64).read_to_end(&mut bytes).ok()?;
+    // A cut goes between characters.
+    if left_out > 0 && end == End::Last {
+        let start = bytes
+            .iter()
+            .take(3)
+            .take_while(|byte| **byte & 0xc0 == 0x80);
+        let start = start.count();
+        bytes.drain(..start);
+    }
+    let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    if left_out > 0 && end == End::First && text.ends_with(char::REPLACEMENT_CHARACTER) {
+        text.pop();
+    }
+    Some(Excerpt { text, left_out })
+}
+
+/// The first `most` bytes of `text`, and how many more there are.
+pub(super) fn cut(text: &str, most: usize) -> (&str, usize) {
+    let end = text.floor_char_boundary(most.min(text.len()));
+    (&text[..end], text.len() - end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::CaseId;
+
+    #[test]
+    fn takes_one_end_between_characters() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        std::fs::write(dir.path().join("a/log"), "aé日z").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("a/link")).unwrap();
+        let root = Root::open(dir.path()).ok();
+        let case = CaseResult::new(&CaseId::new("a").unwrap());
+        let home = Home::of(root.as_ref(), &case);
+        let read = |end, most| {
+            let excerpt = home.read("log", end, most).unwrap();
+            (excerpt.text, excerpt.left_out)
+        };
+        assert_eq!(read(End::First, 9), ("aé日z".to_owned(), 0));
+        assert_eq!(read(End::First, 2), ("a".to_owned(), 5));
+        assert_eq!(read(End::Last, 3), ("z".to_owned(), 4));
+        assert_eq!(read(End::Last, 4), ("日z".to_owned(), 3));
+        for name in ["link", "gone", "../a/log", ""] {
+            assert_eq!(home.read(name, End::First, 9), None, "{name}");
+        }
+        assert_eq!(home.step("..").read("log", End::First, 9), None);
+        assert_eq!(cut("aé", 2), ("a", 2));
+    }
+
+    #[test]
+    fn a_place_that_leads_elsewhere_has_no_files() {
+        let world = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(world.path().join("run")).unwrap();
+        std::fs::write(world.path().join("log"), "secret").unwrap();
+        std::os::unix::fs::symlink(world.path(), world.path().join("run/up")).unwrap();
+        let root = Root::open(&world.path().join("run")).ok();
+        for place in ["..", "/", "up", "a/../.."] {
+            let mut case = CaseResult::new(&CaseId::new("a").unwrap());
+            case.dir = Some(place.to_owned());
+            let home = Home::of(root.as_ref(), &case);
+            assert_eq!(home.read("log", End::First, 9), None, "{place}");
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! `casepack report`: what a run came to, for CI systems, pull requests and people.
+
+use serde_json::{Value, json};
+
+use crate::support::{Outcome, Project, ProjectBuilder};
+
+/// Without a sandbox, and without the warning about it: what is tested here are reports.
+const RUN: &[&str] = &["run", "--sandbox", "none", "--allow", "run-not-isolated"];
+
+fn case(id: &str, status: &str, reward: Value) -> Value {
+    json!({
+        "id": id, "status": status, "reward": reward, "rewards": {}, "duration_s": 1.5,
+        "package_digest": format!("sha256:{}", "0".repeat(64)), "message": null,
+        "agent": {"exit_code": 0, "timed_out": false, "duration_s": 1.0},
+        "verifier": {"exit_code": 0, "timed_out": false, "duration_s": 0.25},
+    })
+}
+
+fn results(id: &str, cases: &[Value]) -> Value {
+    json!({
+        "schema": "casepack.results.v1", "run_id": id, "casepack_version": "0.1.0",
+        "dataset": {"name": "support-triage", "digest": "sha256:00ff"},
+        "agent": {"name": "claude-code", "model": "some-model", "files": []},
+        "engine": "casepack", "isolated": true, "warnings": [], "interrupted": false,
+        "pass_at": 1.0, "attempts": 1, "cases": cases,
+    })
+}
+
+/// A run as `casepack run` leaves it.
+fn put(project: &Project, id: &str, results: &Value) {
+    project.write(&format!("runs/{id}/results.json"), results.to_string());
+}
+
+/// Passed, failed with judges and logs, without a verdict, left out; a bound that was missed.
+fn triage(project: &Project) {
+    let mut failed = case("ticket-102", "failed", json!(0.5));
+    failed["message"] = json!("The verifier was not pleased.");
+    failed["judges"] = json!([
+        {"name": "category", "value": true},
+        {"name": "tone", "value": 2.0, "rationale": "Too short & <rude>.\nSecond line."},
+        {"name": "language", "value": null, "error": "ModuleNotFoundError: No module named 'x'"},
+        {"name": "refund", "value": null, "skipped": true},
+    ]);
+    let mut error = case("ticket-103", "error", Value::Null);
+    error["error"] = json!("reward-missing");
+    error["message"] = json!("The verifier wrote neither reward.json nor reward.txt.");
+    let mut skipped = case("ticket-104", "skipped", Value::Null);
+    skipped["message"] = json!("This package can not be run here: it needs an image.");
+    let passed = case("ticket-101", "passed", json!(1.0));
+    let mut all = results("triage", &[passed, failed, error, skipped]);
+    all["thresholds"] = json!([
+        {"judge": "tone", "rule": "min_mean", "limit": 3.5, "value": 2.0, "met": false},
+        {"judge": "category", "rule": "min_pass_rate", "limit": 0.9, "value": 1.0, "met": true},
+    ]);
+    put(project, "triage", &all);
+    project.write(
+        "runs/triage/ticket-102/stdout.txt",
+        "\u{1b}[31mI triaged ]]> it\u{0}.\n",
+    );
+    project.write(
+        "runs/triage/ticket-102/logs/verifier/test-stdout.txt",
+        "x".repeat(9000),
+    );
+}
+
+fn report(project: &Project, args: &[&str]) -> Outcome {
+    project.casepack(["report"].iter().chain(args))
+}
+
+#[test]
+fn documents_of_a_run() {
+    let project = ProjectBuilder::new().build();
+    triage(&project);
+    let outcome = report(&project, &["triage"]).assert_code(1);
+    let before = project.read("runs/triage/results.json");
+    insta::with_settings!({snapshot_path => "golden/report", prepend_module_to_snapshot => false}, {
+        insta::assert_snapshot!("told", outcome);
+        let junit = project.read("runs/triage/junit.xml");
+        insta::assert_snapshot!("junit.xml", junit.replace(&"x".repeat(8000), "[8000 x]"));
+        insta::assert_snapshot!("summary.md", project.read("runs/triage/summary.md"));
+    });
+    assert_eq!(before, project.read("runs/triage/results.json"));
+}
+
+#[test]
+fn shards_of_a_run_become_one() {
+    let project = ProjectBuilder::new()
+        .eval_yaml(
+            "name: small\n\
+             dataset: {path: cases, schema: prompt}\n\
+             execution: {prompt: '{prompt}'}\n\
+             runner:\n  type: cli\n  command: [sh, -c, 'touch out']\n\
+             outputs: [{path: out}]\n\
+             judges: [{name: wrote, check: 'return True'}]\n\
+             thresholds: {wrote: {min_pass_rate: 1}}\n",
+        )
+        .case("a", |case| case.input("prompt: a\n"))
+        .case("b", |case| case.input("prompt: b\n"))
+        .case("c", |case| case.input("prompt: c\n"))
+        .case("d", |case| case.input("prompt: d\n"))
+        .case("e", |case| case.input("prompt: e\n"))
+        .build();
+    let run = |args: &[&str]| project.casepack(RUN.iter().chain(args));
+    for shard in ["1", "2", "3"] {
+        run(&["--shard", &format!("{shard}/3"), "--run-id", shard]);
+    }
+    // A shard without cases keeps no bound; all of them together do.
+    run(&["--run-id", "whole"]).assert_code(0);
+    let outcome = report(&project, &["1", "2", "runs/3", "-o", "all"]).assert_code(0);
+    assert!(
+        outcome.stdout.contains("5 passed; mean reward 1.00.\n"),
+        "{outcome}"
+    );
+    let document = |path: &str| -> Value { serde_json::from_str(&project.read(path)).unwrap() };
+    let (all, whole) = (
+        document("all/results.json"),
+        document("runs/whole/results.json"),
+    );
+    for same in ["agent", "thresholds", "summary", "schema"] {
+        assert_eq!(all[same], whole[same], "{same}");
+    }
+    // A shard that is built alone does not know the digest of the whole dataset.
+    let digest = |it: &Value| it["dataset"]["packages_digest"].clone();
+    assert_eq!(digest(&all), digest(&whole));
+    assert_eq!(all["merged"], json!(["1", "2", "3"]));
+    for document in ["junit.xml", "summary.md", "report.html"] {
+        assert!(project.path("all").join(document).is_file());
+        assert!(project.path("runs/1").join(document).is_file());
+    }
+    // Again into the same directory; one that holds other things is refused.
+    report(&project, &["1", "2", "3", "-o", "all"]).assert_code(0);
+    report(&project, &["1", "2", "3", "-o", "cases"]).assert_code(2);
+    report(&project, &["1", "2", "3", "-o", "runs/1"]).assert_code(2);
+    report(&project, &["1", "2", "3"]).assert_code(2);
+    // The merge of a merge and of what was left out is the same.
+    report(&project, &["1", "2", "-o", "part", "--output", "json"]).assert_code(1);
+    let outcome = report(&project, &["1", "2", "-o", "part", "--output", "json"]);
+    let missing = outcome.findings("results-missing");
+    let third = document("runs/3/results.json");
+    let ids: Vec<_> = third["cases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| &it["id"])
+        .collect();
+    assert_eq!(missing[0]["cases"], json!(ids), "{outcome}");
+    assert_eq!(outcome.json()["summary"]["skipped"], json!(ids.len()));
+}
+
+#[test]
+fn contradictions_are_found_and_the_worse_result_counts() {
+    let project = ProjectBuilder::new().build();
+    let good = case("a", "passed", json!(1.0));
+    let bad = case("a", "failed", json!(0.0));
+    let mut stopped = case("a", "skipped", Value::Null);
+    stopped["error"] = json!("interrupted");
+    for (id, case) in [("good", good), ("bad", bad), ("stopped", stopped)] {
+        put(&project, id, &results(id, &[case]));
+    }
+    for (runs, found, status) in [
+        (["good", "bad"], 1, "failed"),
+        (["bad", "good"], 1, "failed"),
+        (["good", "good"], 0, "passed"),
+        (["stopped", "good"], 0, "passed"),
+        (["bad", "stopped"], 0, "failed"),
+    ] {
+        let args = [runs[0], runs[1], "-o", "all", "--output", "json"];
+        let outcome = report(&project, &args);
+        assert_eq!(
+            outcome.findings("results-conflict").len(),
+            found,
+            "{outcome}"
+        );
+        assert_eq!(outcome.json()["cases"][0]["status"], status, "{outcome}");
+    }
+    let mut other = results("other", &[case("b", "passed", json!(1.0))]);
+    other["agent"]["model"] = json!("another-model");
+    put(&project, "other", &other);
+    let outcome = report(&project, &["good", "other", "-o", "new"]).assert_code(1);
+    assert!(outcome.stderr.contains("results-of-other-run"), "{outcome}");
+    assert!(!project.path("new").exists());
+}
+
+#[test]
+fn an_earlier_run_is_compared_with() {
+    let project = ProjectBuilder::new().build();
+    triage(&project);
+    let cases = [
+        case("ticket-101", "failed", json!(0.0)),
+        case("ticket-102", "failed", json!(0.25)),
+        case("ticket-103", "passed", json!(1.0)),
+    ];
+    put(&project, "before", &results("before", &cases));
+    let args = ["triage", "--baseline", "before", "--output", "json"];
+    let outcome = report(&project, &args).assert_code(1);
+    let changes = &outcome.json()["changes"];
+    let told: Vec<_> = changes
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| format!("{} {}", it["change"], it["case"]).replace('"', ""))
+        .collect();
+    let expected = [
+        "broken ticket-103",
+        "fixed ticket-101",
+        "reward ticket-102",
+        "new ticket-104",
+    ];
+    assert_eq!(told, expected);
+    let summary = project.read("runs/triage/summary.md");
+    assert!(
+        summary.contains(
+            "Compared with before: 1 fixed, 1 broken, 1 with another reward, 1 new, 0 gone."
+        ),
+        "{summary}"
+    );
+}
+
+#[test]
+fn what_is_no_run_is_named() {
+    let project = ProjectBuilder::new().directory("runs/killed").build();
+    for named in ["killed", "nothing", "runs/nothing"] {
+        let outcome = report(&project, &[named]).assert_code(2);
+        assert!(outcome.stderr.contains("is no run"), "{outcome}");
+    }
+    project.write(
+        "runs/bad/results.json",
+        "{\"schema\": \"casepack.results.v2\"}",
+    );
+    let outcome = report(&project, &["bad"]).assert_code(1);
+    assert!(
+        outcome.stderr.contains("not casepack.results.v1"),
+        "{outcome}"
+    );
+}
+
+/// Names and texts that try to be something else in each of the documents.
+#[test]
+fn hostile_texts_stay_texts() {
+    let project = ProjectBuilder::new().build();
+    let text = "\u{1b}]0;x\u{7}</failure><script>alert(1)</script>]]>\u{202e}\u{0}\u{ffff}&#0; \
+                | ``` [x](javascript:y) ![i](http://x) @team";
+    let mut bad = case("a\"><script>alert(2)<|x", "failed", json!(0.0));
+    bad["message"] = json!(text);
+    bad["judges"] = json!([{"name": text, "value": text, "rationale": text}]);
+    let mut all = results("r", &[bad]);
+    all["dataset"]["name"] = json!(text);
+    all["warnings"] = json!([text]);
+    put(&project, "r", &all);
+    report(&project, &["r"]).assert_code(1);
+    let xml = project.read("runs/r/junit.xml");
+    assert!(!xml.contains("<script"), "{xml}");
+    assert_eq!(xml.matches("</failure>").count(), 1, "{xml}");
+    let allowed = |c: char| matches!(c, '\n' | '\t' | ' '..='\u{fffd}' | '\u{10000}'..);
+    assert!(xml.chars().all(allowed), "{xml}");
+    let markdown = project.read("runs/r/summary.md");
+    for line in markdown.lines() {
+        assert!(
+            !line.contains("<script") && !line.replace("\\]", "").contains("]("),
+            "{line}"
+        );
+        assert!(!line.contains("``"), "{line}");
+    }
+}
+
+/// A browser shows the page, runs its own script, and nothing that a run brought.
+#[test]
+fn a_browser_runs_nothing_that_a_case_brings() {
+    let programs = ["chromium", "chromium-browser", "google-chrome"];
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let browser = std::env::split_paths(&path)
+        .flat_map(|dir| programs.map(|program| dir.join(program)))
+        .find(|program| program.is_file());
+    let Some(browser) = browser else {
+        println!("skipped: there is no chromium in PATH");
+        return;
+    };
+    let project = ProjectBuilder::new().build();
+    let evil = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\
+                </pre></style></script><svg onload=\"document.title='owned'\">&lt;b&gt;'\"";
+    let id = "x\"><script>document.title='owned'<|script>";
+    let mut bad = case(id, "failed", json!(0.0));
+    bad["message"] = json!(evil);
+    bad["judges"] = json!([{"name": evil, "value": evil, "rationale": evil}]);
+    let mut all = results(evil, &[case("fine", "passed", json!(1.0)), bad]);
+    for name in ["agent", "dataset"] {
+        all[name]["name"] = json!(evil);
+    }
+    put(&project, "r", &all);
+    for file in ["stdout.txt", "instruction.md"] {
+        project.write(&format!("runs/r/{id}/{file}"), evil);
+    }
+    project.write(
+        &format!("runs/r/{id}/workspace.diff"),
+        format!("+{evil}\n-{evil}\n"),
+    );
+    report(&project, &["r"]).assert_code(1);
+    let html = project.read("runs/r/report.html");
+    assert_eq!(html.matches("<script").count(), 1, "{html}");
+    assert_eq!(html.matches("<style").count(), 1, "{html}");
+    // A browser that hangs is ended by `timeout`, and the test fails.
+    let output = std::process::Command::new("timeout")
+        .arg("--signal=KILL")
+        .arg("120")
+        .arg(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .arg("--virtual-time-budget=5000")
+        .arg(format!(
+            "--user-data-dir={}",
+            project.path("browser").display()
+        ))
+        .arg(format!(
+            "file://{}",
+            project.path("runs/r/report.html").display()
+        ))
+        .output()
+        .unwrap();
+    let dom = String::from_utf8_lossy(&output.stdout);
+    // Its own script ran: it counts the rows and makes buttons of the heads.
+    assert!(dom.contains("2 cases</output>"), "{dom}");
+    assert!(
+        dom.contains("<button type=\"button\">Status</button>"),
+        "{dom}"
+    );
+    assert!(!dom.contains("<title>owned"), "{dom}");
+    assert_eq!(dom.matches("<script").count(), 1, "{dom}");
+    assert!(
+        !dom.contains("<img") && !dom.contains("<svg onload"),
+        "{dom}"
+    );
+}
