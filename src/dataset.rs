@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 pub use self::coverage::Coverage;
 use crate::diag::{Diagnostic, Diagnostics, Place, Rule};
+use crate::digest::Digest;
 use crate::fs::Roots;
 use crate::path::{CaseId, TreePath};
 use crate::yaml::{self, Node, Yaml};
@@ -128,6 +129,9 @@ pub struct Dataset {
     pub schema: String,
     /// Fields of the input that instructions mention.
     pub template_fields: BTreeSet<String>,
+    /// The digests of the configs' texts as they were read: what is in the files by now may be
+    /// something else.
+    pub read: Vec<Digest>,
     /// Where sources may lie.
     pub sources: Sources,
     /// The cases, sorted by id (bytewise).

@@ -37,7 +37,7 @@ pub use self::verify::{Change, Difference, Verified, verify};
 use crate::assemble;
 use crate::bundle::Compression;
 use crate::dataset::{self, Dataset, Mode};
-use crate::diag::{Diagnostics, Told};
+use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::Digest;
 use crate::event::{Observer, Stage};
 use crate::path::{CaseId, TreePath};
@@ -69,6 +69,8 @@ pub struct Request<'a> {
     /// Looks at the dataset once more before anything is read for an output; not asked when there
     /// is nothing to do.
     pub vet: &'a dyn Fn(&mut Diagnostics),
+    /// What `vet` asks, as a text that is another one when its answers may be others.
+    pub helpers: String,
     /// Set from outside to stop after the cases in hand.
     pub stop: &'a AtomicBool,
 }
@@ -213,7 +215,12 @@ pub fn build(
 ) -> Result<Summary, Error> {
     refuse_case(request.dataset, request.out)?;
     let out = output::create(request.out)?;
-    let lock = output::lock(&out, observer)?;
+    let Some(lock) = output::lock(&out, request.stop, observer)? else {
+        return Ok(Summary {
+            interrupted: true,
+            ..Summary::default()
+        });
+    };
     // Twice only when an earlier release turns out to be damaged: then nothing is kept of it.
     loop {
         let Some(worked) = work(request, &out, Access::Write, observer, diags)? else {
@@ -243,7 +250,7 @@ pub fn plan(
         .out
         .canonicalize()
         .unwrap_or_else(|_| request.out.to_owned());
-    let lock = output::lock_to_look(&out, observer);
+    let lock = output::lock_to_look(&out, request.stop, observer);
     let mut plan = Plan::default();
     let Some(worked) = work(request, &out, Access::Look, observer, diags)? else {
         return Ok(plan);
@@ -318,7 +325,8 @@ fn work(
     for &target in request.targets {
         let mut output = Output::open(out, target.name(), access, request.doubt, diags)?;
         if target == Target::Bundle {
-            release::believe(&mut output, diags);
+            let read = request.doubt.outputs;
+            release::believe(&mut output, read && access == Access::Write, diags);
         }
         sinks.push(Sink::new(target, Some(output), Settings::default()));
     }
@@ -327,7 +335,13 @@ fn work(
         stop: request.stop,
         observer,
     };
-    let look = state::of(dataset, request.harbor, request.compression, diags.levels());
+    let look = state::of(
+        dataset,
+        request.harbor,
+        request.compression,
+        diags.levels(),
+        &request.helpers,
+    );
     let state = look.as_ref().map(|look| look.fingerprint.hex());
     let told = state
         .as_deref()
@@ -414,7 +428,17 @@ fn work(
     // Without one of its cases a batch would be another one: the earlier one stays.
     let complete = !all.iter().any(|(_, done)| done.skipped || done.failed);
     let mut batch = None;
-    if dataset.mode == Mode::Batch && complete {
+    let all_cases = all.len() == dataset.cases.len();
+    if dataset.mode == Mode::Batch && !all_cases && request.targets.contains(&Target::Workspace) {
+        diags.push(
+            Diagnostic::new(
+                Rule::BatchIncomplete,
+                "The workspace of the batch is left as it is: not all cases were chosen.",
+            )
+            .help("Build it without --case and --shard; a batch is one workspace for all cases."),
+        );
+    }
+    if dataset.mode == Mode::Batch && complete && all_cases {
         batch = place_batch(&build, &inputs, diags)?;
     }
     let settled = look.is_some_and(|look| look.settled(now_ns));
@@ -548,15 +572,18 @@ fn refuse_case(dataset: &Dataset, out: &Path) -> Result<(), Error> {
     let first = below.and_then(|below| below.components().next()?.as_os_str().to_str());
     let is_case =
         first.is_some_and(|first| dataset.cases.iter().any(|case| case.as_str() == first));
-    if !is_case {
+    let why = if is_case {
+        "it lies in a case of the dataset: name another directory with -o"
+    } else if home.is_some() && real == home && dataset.sources.config.parent() != home.as_deref() {
+        "it is the dataset directory, and its outputs would be taken for cases: name another \
+         directory with -o"
+    } else {
         return Ok(());
-    }
+    };
     Err(Error {
         doing: "can not build into",
         path: out.to_owned(),
-        source: io::Error::other(
-            "it lies in a case of the dataset: name another directory with -o",
-        ),
+        source: io::Error::other(why),
     })
 }
 

@@ -395,6 +395,17 @@ fn watch_builds_again_when_something_changes() {
     ));
     project.write("cases/case-2/input.yaml", "prompt: new\n");
     assert!(has("dist/harbor/case-2/instruction.md", "Do new"));
+    // A directory that is replaced by one of its name, as checkouts do.
+    fs::rename(project.path("cases"), project.path("aside")).unwrap();
+    let copied = Command::new("cp")
+        .arg("-r")
+        .args([project.path("aside"), project.path("cases")])
+        .status();
+    assert!(copied.unwrap().success());
+    fs::remove_dir_all(project.path("aside")).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    project.write("cases/case-0/notes.md", "seen again\n");
+    assert!(has("dist/harbor/case-0/environment/workspace/notes.md", "seen again"));
     // An error is told, and mended.
     project.write("eval.yaml", "name: [\n");
     std::thread::sleep(Duration::from_millis(500));
@@ -602,6 +613,105 @@ fn inputs_that_change_while_they_are_read_are_never_mixed() {
     project.casepack(["build", "-o", "out0"]).assert_code(0);
     project.casepack(["build", "-o", "fresh"]).assert_code(0);
     project.casepack(["diff", "out0", "fresh"]).assert_code(0);
+}
+
+/// A config is replaced while a build begins: what is recorded is what was read.
+#[test]
+fn a_config_that_changes_during_a_build_is_built_next() {
+    let project = project(3);
+    for round in 0..12_u64 {
+        let config = |seconds: u64| format!("{CONFIG}casepack: {{agent_timeout: {seconds}}}\n");
+        let (first, second) = (1000 + round, 2000 + round);
+        project.write("eval.yaml", config(first));
+        project.write("next.yaml", config(second));
+        let mut child = project.invoke(["build", "-q"]).command().spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(2 * round));
+        fs::rename(project.path("next.yaml"), project.path("eval.yaml")).unwrap();
+        child.wait().unwrap();
+        project.casepack(["build", "-q"]).assert_code(0);
+        let task = project.read("dist/harbor/case-0/task.toml");
+        assert!(task.contains(&second.to_string()), "round {round}: {task}");
+    }
+}
+
+#[test]
+fn a_batch_of_some_cases_is_no_batch() {
+    let project = project(4);
+    project.write("eval.yaml", CONFIG.replace("prompt: 'Do {{ input.prompt }}'", "mode: batch, skill: x"));
+    let all = ["build", "--target", "workspace"];
+    project.casepack(all).assert_code(0);
+    let whole = project.read("dist/workspace/_batch/batch.yaml");
+    let outcome = json(&project, &["build", "--target", "workspace", "--shard", "1/2"], 0);
+    assert_eq!(project.read("dist/workspace/_batch/batch.yaml"), whole);
+    let rules = outcome["diagnostics"].as_array().unwrap();
+    assert!(rules.iter().any(|it| it["rule"] == "batch-incomplete"), "{outcome:#}");
+}
+
+#[test]
+fn what_looks_at_a_dataset_is_part_of_its_state() {
+    let project = project(1);
+    project.write("eval.yaml", CONFIG.replace("return True", "return (True"));
+    let blind = project.invoke(["build", "--output", "json"]).env("PATH", "/nonexistent");
+    blind.run().assert_code(0);
+    let seeing = project.casepack(["build", "--output", "json"]).assert_code(1);
+    assert_eq!(seeing.findings("check-syntax").len(), 1, "{seeing}");
+}
+
+#[test]
+fn outputs_do_not_go_where_cases_are() {
+    let project = project(2);
+    let outcome = project.casepack(["build", "-o", "cases"]).assert_code(3);
+    assert!(outcome.stderr.contains("would be taken for cases"), "{outcome}");
+    assert!(!project.path("cases/harbor").exists());
+    project.casepack(["build", "-o", "."]).assert_code(0);
+    project.casepack(["build", "-o", "."]).assert_code(0);
+}
+
+#[test]
+fn who_waits_for_another_build_can_be_interrupted() {
+    let project = project(1);
+    project.casepack(["build"]).assert_code(0);
+    let lock = fs::File::open(project.path("dist/.casepack/lock")).unwrap();
+    lock.lock().unwrap();
+    for verb in ["build", "plan", "verify"] {
+        let mut child = project
+            .invoke([verb])
+            .command()
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(child.try_wait().unwrap().is_none(), "{verb} waits");
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        assert!(until(|| child.try_wait().unwrap().is_some()), "{verb}");
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{verb}");
+    }
+}
+
+#[test]
+fn a_damaged_release_is_made_again() {
+    let project = project(3);
+    let build = ["build", "--target", "bundle"];
+    project.casepack(build).assert_code(0);
+    let whole = project.tree("dist/bundle");
+    let blobs = fs::read_dir(project.path("dist/bundle/blobs/sha256")).unwrap();
+    let largest = blobs.map(|it| it.unwrap()).max_by_key(|it| it.metadata().unwrap().len());
+    let path = largest.unwrap().path();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[20] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let again = ["build", "--target", "bundle", "--verify-outputs", "--output", "json"];
+    let outcome = project.casepack(again).assert_code(0);
+    assert_eq!(outcome.findings("record-damaged").len(), 1);
+    assert_eq!(project.tree("dist/bundle"), whole);
+    fs::remove_file(project.path("dist/bundle/index.json")).unwrap();
+    project.casepack(build).assert_code(0);
+    assert_eq!(project.tree("dist/bundle"), whole);
+    project.write("cases/case-1/notes.md", "another note\n");
+    let plan = json(&project, &["plan", "--target", "bundle"], 0);
+    assert_eq!(plan["outputs"][1]["inputs"][0]["file"], "notes.md");
 }
 
 /// What other machines made of the examples, against what this one makes.

@@ -150,6 +150,7 @@ pub(super) fn compare_request<'a>(
         doubt: Doubt::default(),
         force: false,
         vet,
+        helpers: context.machine.python(),
         stop: &context.stop,
     }
 }

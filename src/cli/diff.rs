@@ -44,6 +44,10 @@ pub(super) fn run(args: &Diff, context: &Context) -> Outcome {
             Err(failure) => return input::refused(diags, failure),
         }
     }
+    let select = match input::selected(&args.reading) {
+        Ok(select) => select,
+        Err(failure) => return input::refused(diags, failure),
+    };
     let progress = Progress::new(&context.look);
     let nowhere = PathBuf::new();
     let targets = [target];
@@ -61,10 +65,10 @@ pub(super) fn run(args: &Diff, context: &Context) -> Outcome {
         .iter()
         .zip(&requests)
         .map(|(side, request)| match (side, request) {
-            (Found::Built(out), _) => Side::Built(out),
+            (Found::Built(out), _) => Side::Built(out, &select),
             (Found::Dataset(_), Some(request)) => Side::Dataset(request),
             // A dataset has a request: see above.
-            (Found::Dataset(_), None) => Side::Built(&nowhere),
+            (Found::Dataset(_), None) => Side::Built(&nowhere, &select),
         })
         .collect();
     let [a, b] = sides.as_slice() else {

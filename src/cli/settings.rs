@@ -189,6 +189,19 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// Where the `python3` is that checks are compiled with; nothing when there is none.
+    pub(crate) fn python(&self) -> String {
+        let path = self.env.get("PATH").map_or("", String::as_str);
+        env::split_paths(path)
+            .map(|dir| dir.join("python3"))
+            .find(|program| program.is_file())
+            .map_or_else(String::new, |program| {
+                program.to_string_lossy().into_owned()
+            })
+    }
+}
+
 /// How many cases are worked on at a time.
 pub(crate) fn jobs(given: Option<NonZeroUsize>) -> usize {
     given.map_or_else(

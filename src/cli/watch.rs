@@ -7,14 +7,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use notify::{ErrorKind, Event, RecommendedWatcher, RecursiveMode, Watcher as _};
+use serde_json::Value;
 
 use super::args::Building;
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome, interrupted};
 use super::{Context, build, ui};
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, OUTPUT_MARK};
 use crate::diag::Diagnostics;
 use crate::path::TreePath;
+use crate::target::Target;
 
 /// Nothing may happen for so long before a build begins: editors write a file in several steps.
 const QUIET: Duration = Duration::from_millis(150);
@@ -31,43 +33,42 @@ pub(super) fn run(args: &Building, context: &Context) -> Outcome {
     let mut watched = Places::new();
     // While the dataset can't be loaded, what is watched is where it was looked for.
     watched.insert(context.machine.absolute(&args.input.path), false);
+    let mut told = None;
     let mut watcher: Option<Watched> = None;
-    let mut first = true;
     loop {
         let (outcome, places) = build::once(args, context);
-        let news = outcome.exit != Exit::Done
-            || !outcome.diagnostics.is_empty()
-            || ["built", "removed"]
-                .iter()
-                .any(|list| outcome.fields.get(*list) != Some(&serde_json::json!([])));
-        let stopped = context.stop.load(Ordering::Relaxed);
-        if (first || news) && !stopped {
-            ui::show(&context.look, "build", &outcome);
-        }
-        first = false;
-        if stopped {
+        if context.stop.load(Ordering::Relaxed) {
             return ended();
         }
-        if let Some(places) = places.filter(|places| *places != watched) {
-            watched = places;
-            watcher = None;
+        let messages = outcome.diagnostics.iter();
+        let messages: Vec<_> = messages.map(|it| (it.rule, it.message.clone())).collect();
+        let state = (outcome.exit as u8, messages);
+        let made = ["built", "removed"].iter().any(|list| {
+            let made = outcome.fields.get(*list).and_then(Value::as_array);
+            made.is_some_and(|made| !made.is_empty())
+        });
+        if made || told.as_ref() != Some(&state) {
+            ui::show(&context.look, "build", &outcome);
         }
-        let known = watcher.is_some();
-        let here = match watcher.take() {
-            Some(watcher) => watcher,
-            None => match Watched::new(&watched) {
-                Ok(watcher) => watcher,
+        told = Some(state);
+        watched = places.unwrap_or(watched);
+        let out = out.canonicalize().unwrap_or_else(|_| out.clone());
+        let here = watcher.take();
+        if let Some(here) = &here
+            && !here.wait(&watched, &out, context)
+        {
+            return ended();
+        }
+        // What was watched may have been replaced by something of the same name: it is looked for
+        // anew. What changed before that is found by one more build, which costs next to nothing.
+        if here.is_none() {
+            match Watched::new(&watched) {
+                Ok(new) => watcher = Some(new),
                 Err(failure) => {
                     return Outcome::of(Diagnostics::default()).failed(Exit::System, failure);
                 }
-            },
-        };
-        let out = out.canonicalize().unwrap_or_else(|_| out.clone());
-        // What changed before it was watched is found by another build, which costs next to nothing.
-        if known && !here.wait(&out, context) {
-            return ended();
+            }
         }
-        watcher = Some(here);
     }
 }
 
@@ -145,15 +146,24 @@ impl Watched {
             Failure::from_error(&error, help)
         };
         let mut watcher = notify::recommended_watcher(sender).map_err(failed)?;
-        for (place, all) in places {
-            let mode = if *all {
+        let mut all = BTreeMap::new();
+        for (place, below) in places {
+            // Its directory sees when it is replaced, or appears.
+            if let Some(parent) = place.parent() {
+                all.entry(parent).or_insert(false);
+            }
+            if place.is_dir() {
+                let known = all.entry(place.as_path()).or_insert(false);
+                *known |= *below;
+            }
+        }
+        for (place, below) in all {
+            let mode = if below {
                 RecursiveMode::Recursive
             } else {
                 RecursiveMode::NonRecursive
             };
             match watcher.watch(place, mode) {
-                // A directory that is not there is noticed when it has been made and the dataset
-                // says something else, or is built again.
                 Err(error) if matches!(error.kind, ErrorKind::PathNotFound) => {}
                 result => result.map_err(failed)?,
             }
@@ -164,9 +174,9 @@ impl Watched {
         })
     }
 
-    /// Waits until something changed outside of `out`, and then until nothing does for a moment.
-    /// Whether it was not interrupted.
-    fn wait(&self, out: &Path, context: &Context) -> bool {
+    /// Waits until something changed at `places` that is no output in `out`, and then until nothing
+    /// does for a moment. Whether it was not interrupted.
+    fn wait(&self, places: &Places, out: &Path, context: &Context) -> bool {
         let mut since: Option<(Instant, Instant)> = None;
         loop {
             if context.stop.load(Ordering::Relaxed) {
@@ -181,7 +191,10 @@ impl Watched {
             match self.events.recv_timeout(TICK.min(QUIET)) {
                 Ok(Ok(event)) => {
                     let counts = !event.kind.is_access()
-                        && event.paths.iter().any(|path| !path.starts_with(out));
+                        && event
+                            .paths
+                            .iter()
+                            .any(|path| concerns(places, path) && !is_output(out, path));
                     if counts || event.need_rescan() {
                         let now = Instant::now();
                         since = Some((since.map_or(now, |(first, _)| first), now));
@@ -196,4 +209,23 @@ impl Watched {
             }
         }
     }
+}
+
+/// Whether `path` is one of `places`, in one of them, or above one.
+fn concerns(places: &Places, path: &Path) -> bool {
+    places.iter().any(|(place, below)| {
+        let inside =
+            path.starts_with(place) && (*below || path == place || path.parent() == Some(place));
+        inside || place.starts_with(path)
+    })
+}
+
+/// Whether a build writes there.
+fn is_output(out: &Path, path: &Path) -> bool {
+    let Ok(inside) = path.strip_prefix(out) else {
+        return false;
+    };
+    let first = inside.components().next();
+    let first = first.and_then(|first| first.as_os_str().to_str());
+    first.is_some_and(|first| first == OUTPUT_MARK || Target::from_name(first).is_some())
 }

@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 
 use super::{Format, LoadRequest, OptionValue, SharedEntry, files, find};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::digest::Digest;
 use crate::template::python_str;
 use crate::yaml::{Fields, Value, Yaml};
 
 /// What a `casepack.yaml` says.
 pub(super) struct CasepackYaml {
+    /// The digest of its text.
+    pub(super) read: Digest,
     /// The directory it lies in; absolute.
     pub(super) directory: PathBuf,
     /// `config`: the `eval.yaml` that it belongs to; absolute.
@@ -73,6 +76,7 @@ pub(super) fn read(
     let usable = (config.is_some() || !names_config) && tasks.is_ok();
     let tasks = tasks.unwrap_or_default();
     usable.then_some(CasepackYaml {
+        read: Digest::of(document.source.text.as_bytes()),
         directory,
         config,
         tasks,

@@ -19,6 +19,7 @@ use super::casepack_yaml::{self, CasepackYaml};
 use super::find::{self, Found};
 use super::{Dataset, Format, Interception, LoadRequest, Mode, expand_home, files};
 use crate::diag::{Diagnostics, Place, Rule, Severity};
+use crate::digest::Digest;
 use crate::template::python_str;
 use crate::yaml::{Document, Fields, Value, Yaml};
 
@@ -52,6 +53,8 @@ pub(super) fn load(
 ) -> Option<Dataset> {
     let shown = shown(&found.path, &found.project);
     let document = find::read_yaml(&found.path, shown, diags)?;
+    let mut read = vec![Digest::of(document.source.text.as_bytes())];
+    read.extend(found.casepack.as_ref().map(|casepack| casepack.read));
     let mut top = Fields::root(&document, diags)?;
     top_keys(&document, diags);
     let name = top
@@ -121,6 +124,7 @@ pub(super) fn load(
         entry.source = expand_home(&entry.source, request.home);
     }
     Some(Dataset {
+        read,
         format: Format::EvalYaml,
         name,
         description,

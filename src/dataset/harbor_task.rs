@@ -85,6 +85,11 @@ pub(super) fn load(
         || directory.clone(),
         |casepack| casepack.directory.join("casepack.yaml"),
     );
+    let read = found
+        .casepack
+        .iter()
+        .map(|casepack| casepack.read)
+        .collect();
     let (mut shared, options) = found.casepack.map_or_else(Default::default, |casepack| {
         (casepack.shared, casepack.options)
     });
@@ -92,6 +97,7 @@ pub(super) fn load(
         entry.source = expand_home(&entry.source, request.home);
     }
     Some(Dataset {
+        read,
         format: Format::HarborTask,
         name,
         description: String::new(),

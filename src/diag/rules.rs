@@ -105,6 +105,11 @@ rules! {
         "All cases share one workspace, so there is no place for a file of one case."
         "Use execution.mode: case, or turn the entry into a shared {dest, source}."
         "execution: {mode: batch}"
+    BatchIncomplete "batch-incomplete" Warning true
+        "A batch was built with some of its cases only."
+        "All cases share one workspace and one batch.yaml; one of some cases would be another batch."
+        "Build the workspace target without --case and --shard."
+        "casepack build --target workspace --shard 1/2"
     BundledVerifierLimits "bundled-verifier-limits" Warning true
         "A judge asks for something that the bundled judge runner can not do."
         "Packages carry a judge runner of their own that needs only python3; agent judges and some builtins need the harness."

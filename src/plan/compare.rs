@@ -9,21 +9,21 @@ use super::inventory::Listing;
 use super::output::{self, Access, Output};
 use super::settings::Settings;
 use super::verify::{Change, compare, listing};
-use super::{Doubt, Error, Request};
+use super::{Doubt, Error, Request, Select};
 use crate::assemble;
 use crate::dataset::Mode;
 use crate::diag::Diagnostics;
 use crate::digest::Digest;
 use crate::event::Stage;
-use crate::path::TreePath;
+use crate::path::{CaseId, TreePath};
 use crate::target::{Target, harbor};
 use crate::tree::Tree;
 
 /// One of the two things that are compared.
 pub enum Side<'a> {
     /// The outputs in a build's directory. Those that look as they did when they were made are
-    /// taken by their record, others are read.
-    Built(&'a Path),
+    /// taken by their record, others are read. Only those of the cases that are selected.
+    Built(&'a Path, &'a Select),
     /// What a dataset would be compiled to. `out`, `targets`, `doubt` and `force` of the request
     /// are not looked at.
     Dataset(&'a Request<'a>),
@@ -145,15 +145,19 @@ impl<'a> Opened<'a> {
         diags: &mut Diagnostics,
     ) -> Result<Option<Self>, Error> {
         match side {
-            Side::Built(out) => {
-                let _lock = output::lock_to_look(out, crew.observer);
+            Side::Built(out, select) => {
+                let _lock = output::lock_to_look(out, crew.stop, crew.observer);
                 if !output::is_recorded(out, target.name()) {
                     return Ok(None);
                 }
                 let output =
                     Output::open(out, target.name(), Access::Look, Doubt::default(), diags)?;
                 let places = output.places();
-                let ids = crew.map(&places, |(place, _)| {
+                let ids = crew.map(&places, |(place, case)| {
+                    let id = CaseId::new(case).ok()?;
+                    if !select.has(&id) {
+                        return None;
+                    }
                     // What is gone, or is no tree any more, is not there.
                     let there = output.read_id(place)?;
                     Some((place.clone(), there))
@@ -194,7 +198,7 @@ impl<'a> Opened<'a> {
             return BTreeMap::new();
         }
         let request = match (self.side, &self.output) {
-            (Side::Built(_), Some(output)) => {
+            (Side::Built(..), Some(output)) => {
                 let places: Vec<&TreePath> = places.iter().collect();
                 let ids = &self.ids;
                 let all = crew.map(&places, |place| {
@@ -210,7 +214,7 @@ impl<'a> Opened<'a> {
                 return all.into_iter().flatten().collect();
             }
             (Side::Dataset(request), _) => request,
-            (Side::Built(_), None) => return BTreeMap::new(),
+            (Side::Built(..), None) => return BTreeMap::new(),
         };
         let listings = Mutex::new(BTreeMap::new());
         let take = |place: &TreePath, tree: &Tree| {

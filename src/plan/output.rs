@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::OFlags;
@@ -190,7 +191,11 @@ fn state_file(path: &Path, options: &mut OpenOptions) -> Result<File, Error> {
 
 /// Takes the lock of the output directory; waits for another build that has it, and tells. Released
 /// when the file is dropped, and by the system when the process dies.
-pub(super) fn lock(out: &Path, observer: &dyn Observer) -> Result<File, Error> {
+pub(super) fn lock(
+    out: &Path,
+    stop: &AtomicBool,
+    observer: &dyn Observer,
+) -> Result<Option<File>, Error> {
     let path = out.join(STATE).join("lock");
     let mut options = OpenOptions::new();
     let mut file = state_file(
@@ -201,14 +206,31 @@ pub(super) fn lock(out: &Path, observer: &dyn Observer) -> Result<File, Error> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             observer.on(Event::Waiting { pid: holder(&path) });
-            file.lock().map_err(failed("can not lock", &path))?;
+            if !wait_for(stop, || file.try_lock()).map_err(failed("can not lock", &path))? {
+                return Ok(None);
+            }
         }
         Err(TryLockError::Error(error)) => return Err(failed("can not lock", &path)(error)),
     }
     // For those who wait.
     file.set_len(0).ok();
     writeln!(file, "{}", std::process::id()).ok();
-    Ok(file)
+    Ok(Some(file))
+}
+
+/// Tries until there is a lock; `false` when it was stopped from outside before.
+fn wait_for(
+    stop: &AtomicBool,
+    mut lock: impl FnMut() -> Result<(), TryLockError>,
+) -> io::Result<bool> {
+    loop {
+        match lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) if stop.load(Ordering::Relaxed) => return Ok(false),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(GRANULARITY),
+        }
+    }
 }
 
 /// Whether outputs of a target are recorded in an output directory.
@@ -219,12 +241,12 @@ pub(super) fn is_recorded(out: &Path, target: &str) -> bool {
 
 /// Waits until no build is at work in the output directory, which may not be there, and keeps
 /// others from beginning until it is dropped.
-pub(super) fn lock_to_look(out: &Path, observer: &dyn Observer) -> Option<File> {
+pub(super) fn lock_to_look(out: &Path, stop: &AtomicBool, observer: &dyn Observer) -> Option<File> {
     let path = out.join(STATE).join("lock");
     let file = state_file(&path, OpenOptions::new().read(true)).ok()?;
     if let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
         observer.on(Event::Waiting { pid: holder(&path) });
-        file.lock_shared().ok()?;
+        wait_for(stop, || file.try_lock_shared()).ok()?;
     }
     Some(file)
 }
@@ -545,7 +567,9 @@ impl Output {
     pub(super) fn packed(&self, place: &TreePath, case: &CaseId, digests: &CaseDigests) -> Placed {
         let known = self.known(place);
         let before = known.as_ref().and_then(digests_of);
-        self.remember(place, case, digests.task.to_string());
+        if self.access == Access::Write {
+            self.remember(place, case, digests.task.to_string());
+        }
         match before {
             Some(before) if before == *digests => Placed::Unchanged,
             Some(_) => Placed::Changed(Written::default()),

@@ -2,6 +2,7 @@
 //! stay as they are.
 
 use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
@@ -9,6 +10,7 @@ use super::output::Output;
 use super::{Error, Request, Summary};
 use crate::bundle::{self, Compression, PackError, Packer, RefName};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::digest::{Digest, hash_reader};
 use crate::path::CaseId;
 use crate::target::{self, harbor};
 
@@ -24,27 +26,43 @@ fn local_ref() -> Result<RefName, Error> {
     })
 }
 
-/// Forgets what is recorded of a release that is not there, or not whole.
-pub(super) fn believe(output: &mut Output, diags: &mut Diagnostics) {
+/// Forgets what is recorded of a release that is not there, or not whole; with `read`, its blobs are
+/// read and hashed.
+pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) {
     let Some(recorded) = output.release() else {
         return;
     };
     let there = local_ref()
         .ok()
         .and_then(|reference| bundle::intact(output.path(), &reference));
-    if there.is_some_and(|release| release.digest.to_string() == recorded) {
+    let listed = [bundle::OCI_LAYOUT, bundle::INDEX_JSON]
+        .iter()
+        .all(|name| output.file(name).is_ok());
+    let whole = |release: &bundle::Release| {
+        let is = |digest: Digest| {
+            let path = output.path().join(bundle::blob_key(digest));
+            let file = File::open(path).and_then(|mut file| hash_reader(&mut file));
+            file.is_ok_and(|(found, _)| found == digest)
+        };
+        !read || release.blobs().into_iter().all(|blob| is(blob.digest))
+    };
+    if listed && there.is_some_and(|it| it.digest.to_string() == recorded && whole(&it)) {
         return;
     }
     diags.push(
         Diagnostic::new(
             Rule::RecordDamaged,
             format!(
-                "The release in {} is not the one that was built there, or lacks a blob.",
+                "The release in {} is not the one that was built there, or lacks something.",
                 output.path().display()
             ),
         )
         .help("Nothing has to be done: every case is packed again."),
     );
+    if read {
+        // Packs are made again, not taken over.
+        fs::remove_dir_all(output.path().join("blobs")).ok();
+    }
     output.forget();
 }
 

@@ -78,7 +78,7 @@ pub(super) fn key(target: Target, settings: &Digest, views: &Views) -> ActionKey
 }
 
 /// The files that say how the dataset is to be built, those that are there.
-pub(super) fn configs(dataset: &Dataset) -> impl Iterator<Item = PathBuf> {
+fn configs(dataset: &Dataset) -> impl Iterator<Item = PathBuf> {
     let config = &dataset.sources.config;
     // A directory of Harbor tasks has no config of its own.
     let dir = if config.is_dir() {

@@ -1,9 +1,6 @@
 //! Everything but the case directories that outputs depend on, as one digest.
 
-use std::fs;
-
 use super::fingerprint::{Aids, Look, look};
-use super::settings::configs;
 use crate::bundle::Compression;
 use crate::dataset::Dataset;
 use crate::diag::Levels;
@@ -13,9 +10,9 @@ use crate::path::TreePath;
 use crate::target::{self, harbor};
 
 /// Changes when what a build makes of the same inputs changes.
-const VERSION: &str = concat!("casepack.state.v2 ", env!("CARGO_PKG_VERSION"));
+const VERSION: &str = concat!("casepack.state.v3 ", env!("CARGO_PKG_VERSION"));
 
-/// The state of `dataset` and the options: the bytes of the config, what shared sources, judge
+/// The state of `dataset` and the options: the texts of the configs, what shared sources, judge
 /// files and skills look like, options, templates, and what the user made of the rules. `None` when
 /// a look can't vouch for one of them.
 pub(super) fn of(
@@ -23,6 +20,7 @@ pub(super) fn of(
     options: &harbor::Options,
     compression: Compression,
     levels: &Levels,
+    helpers: &str,
 ) -> Option<Look> {
     let mut hasher = Hasher::new();
     let mut field = |bytes: &[u8]| {
@@ -37,9 +35,12 @@ pub(super) fn of(
     field(format!("{levels:?}").as_bytes());
     let sources = &dataset.sources;
     field(sources.project.as_os_str().as_encoded_bytes());
-    for config in configs(dataset) {
-        field(&fs::read(&config).ok()?);
+    field(sources.config.as_os_str().as_encoded_bytes());
+    for text in &dataset.read {
+        field(text.as_bytes());
     }
+    // Who looks at the dataset besides: a finding of one that is missing now is none later.
+    field(helpers.as_bytes());
     // Texts that were read beside the config.
     field(format!("{:?}", dataset.interception).as_bytes());
     field(format!("{:?}", dataset.description).as_bytes());

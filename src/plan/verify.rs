@@ -89,7 +89,7 @@ pub fn verify(
     crew: &Crew<'_>,
     diags: &mut Diagnostics,
 ) -> Result<Option<Verified>, Error> {
-    let _lock = output::lock_to_look(out, crew.observer);
+    let _lock = output::lock_to_look(out, crew.stop, crew.observer);
     let mut verified = Verified::default();
     for &target in Target::ALL {
         // A bundle is a store, and verified as one.

@@ -159,6 +159,7 @@ impl World {
         self.write("project/eval.yaml", "name: test\n");
         let root = |path: &str| std::sync::Arc::new(Root::open(&self.path(path)).unwrap());
         Dataset {
+            read: Vec::new(),
             format: Format::EvalYaml,
             name: "test".to_owned(),
             description: String::new(),

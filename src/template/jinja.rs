@@ -93,9 +93,8 @@ fn render_lines(template: &str, input: &Yaml, steps: &Yaml) -> Result<String, Te
     let names = names(input, steps)?;
     let rendered = if is_plain(template, &words) {
         let here = AssertUnwindSafe(|| render_here(&text, names));
-        catch_unwind(here).unwrap_or_else(|_| {
-            Err(TemplateError::invalid("the template engine failed", None))
-        })
+        catch_unwind(here)
+            .unwrap_or_else(|_| Err(TemplateError::invalid("the template engine failed", None)))
     } else {
         in_thread(TIME, move || render_here(&text, names))
     };
