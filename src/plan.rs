@@ -22,7 +22,7 @@ mod verify;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, io};
 
 pub use self::cases::Crew;
@@ -251,7 +251,13 @@ pub fn plan(
         .canonicalize()
         .unwrap_or_else(|_| request.out.to_owned());
     let lock = output::lock_to_look(&out, request.stop, observer);
-    let mut plan = Plan::default();
+    let mut plan = Plan {
+        interrupted: request.stop.load(Ordering::Relaxed),
+        ..Plan::default()
+    };
+    if plan.interrupted {
+        return Ok(plan);
+    }
     let Some(worked) = work(request, &out, Access::Look, observer, diags)? else {
         return Ok(plan);
     };

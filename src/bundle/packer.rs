@@ -338,6 +338,9 @@ impl Packer {
                 .blobs()
                 .into_iter()
                 .all(|blob| previous.has(blob))
+            && [OCI_LAYOUT, INDEX_JSON]
+                .iter()
+                .all(|name| root.join(name).is_file())
         {
             return Ok(Packed {
                 release: previous.release.clone(),
