@@ -127,29 +127,11 @@ impl<'a> Report<'a> {
     /// What the disk gave.
     pub fn write(&self, dir: &Path) -> Result<(), FsError> {
         let root = Root::open(dir)?;
-        self.document(&root, "junit.xml", |to| junit::write(self, to))?;
-        self.document(&root, "summary.md", |to| {
+        document(&root, "junit.xml", |to| junit::write(self, to))?;
+        document(&root, "summary.md", |to| {
             to.write_all(markdown::text(self).as_bytes())
         })?;
-        self.document(&root, "report.html", |to| html::write(self, to))
-    }
-
-    fn document(
-        &self,
-        dir: &Root,
-        name: &str,
-        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> Result<(), FsError> {
-        let failed = |source: io::Error| FsError {
-            path: dir.path().join(name),
-            source,
-        };
-        let path = TreePath::new(name).map_err(|why| failed(io::Error::other(why)))?;
-        let staged = dir.stage(&path, 0o644)?;
-        let mut to = BufWriter::with_capacity(64 << 10, staged.file());
-        write(&mut to).and_then(|()| to.flush()).map_err(failed)?;
-        drop(to);
-        staged.commit()
+        document(&root, "report.html", |to| html::write(self, to))
     }
 
     /// Each case, with the directory of the run that it is from.
@@ -184,6 +166,24 @@ impl<'a> Report<'a> {
         let known = |(name, value): (_, Option<String>)| Some((name, value?));
         facts.into_iter().filter_map(known).collect()
     }
+}
+
+/// Writes one document into `dir`, atomically and as it comes.
+fn document(
+    dir: &Root,
+    name: &str,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), FsError> {
+    let failed = |source: io::Error| FsError {
+        path: dir.path().join(name),
+        source,
+    };
+    let path = TreePath::new(name).map_err(|why| failed(io::Error::other(why)))?;
+    let staged = dir.stage(&path, 0o644)?;
+    let mut to = BufWriter::with_capacity(64 << 10, staged.file());
+    write(&mut to).and_then(|()| to.flush()).map_err(failed)?;
+    drop(to);
+    staged.commit()
 }
 
 /// One line of the table, cells raw.
@@ -224,7 +224,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::path::CaseId;
-    use crate::run::{AgentRef, CaseResult, DatasetRef, Status};
+    use crate::run::{AgentRef, DatasetRef, Status};
 
     pub(super) fn results(cases: Vec<CaseResult>) -> RunResults {
         RunResults {

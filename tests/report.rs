@@ -7,7 +7,7 @@ use crate::support::{Outcome, Project, ProjectBuilder};
 /// Without a sandbox, and without the warning about it: what is tested here are reports.
 const RUN: &[&str] = &["run", "--sandbox", "none", "--allow", "run-not-isolated"];
 
-fn case(id: &str, status: &str, reward: Value) -> Value {
+fn case(id: &str, status: &str, reward: Option<f64>) -> Value {
     json!({
         "id": id, "status": status, "reward": reward, "rewards": {}, "duration_s": 1.5,
         "package_digest": format!("sha256:{}", "0".repeat(64)), "message": null,
@@ -33,7 +33,7 @@ fn put(project: &Project, id: &str, results: &Value) {
 
 /// Passed, failed with judges and logs, without a verdict, left out; a bound that was missed.
 fn triage(project: &Project) {
-    let mut failed = case("ticket-102", "failed", json!(0.5));
+    let mut failed = case("ticket-102", "failed", Some(0.5));
     failed["message"] = json!("The verifier was not pleased.");
     failed["judges"] = json!([
         {"name": "category", "value": true},
@@ -41,12 +41,12 @@ fn triage(project: &Project) {
         {"name": "language", "value": null, "error": "ModuleNotFoundError: No module named 'x'"},
         {"name": "refund", "value": null, "skipped": true},
     ]);
-    let mut error = case("ticket-103", "error", Value::Null);
+    let mut error = case("ticket-103", "error", None);
     error["error"] = json!("reward-missing");
     error["message"] = json!("The verifier wrote neither reward.json nor reward.txt.");
-    let mut skipped = case("ticket-104", "skipped", Value::Null);
+    let mut skipped = case("ticket-104", "skipped", None);
     skipped["message"] = json!("This package can not be run here: it needs an image.");
-    let passed = case("ticket-101", "passed", json!(1.0));
+    let passed = case("ticket-101", "passed", Some(1.0));
     let mut all = results("triage", &[passed, failed, error, skipped]);
     all["thresholds"] = json!([
         {"judge": "tone", "rule": "min_mean", "limit": 3.5, "value": 2.0, "met": false},
@@ -150,9 +150,9 @@ fn shards_of_a_run_become_one() {
 #[test]
 fn contradictions_are_found_and_the_worse_result_counts() {
     let project = ProjectBuilder::new().build();
-    let good = case("a", "passed", json!(1.0));
-    let bad = case("a", "failed", json!(0.0));
-    let mut stopped = case("a", "skipped", Value::Null);
+    let good = case("a", "passed", Some(1.0));
+    let bad = case("a", "failed", Some(0.0));
+    let mut stopped = case("a", "skipped", None);
     stopped["error"] = json!("interrupted");
     for (id, case) in [("good", good), ("bad", bad), ("stopped", stopped)] {
         put(&project, id, &results(id, &[case]));
@@ -173,7 +173,7 @@ fn contradictions_are_found_and_the_worse_result_counts() {
         );
         assert_eq!(outcome.json()["cases"][0]["status"], status, "{outcome}");
     }
-    let mut other = results("other", &[case("b", "passed", json!(1.0))]);
+    let mut other = results("other", &[case("b", "passed", Some(1.0))]);
     other["agent"]["model"] = json!("another-model");
     put(&project, "other", &other);
     let outcome = report(&project, &["good", "other", "-o", "new"]).assert_code(1);
@@ -186,9 +186,9 @@ fn an_earlier_run_is_compared_with() {
     let project = ProjectBuilder::new().build();
     triage(&project);
     let cases = [
-        case("ticket-101", "failed", json!(0.0)),
-        case("ticket-102", "failed", json!(0.25)),
-        case("ticket-103", "passed", json!(1.0)),
+        case("ticket-101", "failed", Some(0.0)),
+        case("ticket-102", "failed", Some(0.25)),
+        case("ticket-103", "passed", Some(1.0)),
     ];
     put(&project, "before", &results("before", &cases));
     let args = ["triage", "--baseline", "before", "--output", "json"];
@@ -240,7 +240,7 @@ fn hostile_texts_stay_texts() {
     let project = ProjectBuilder::new().build();
     let text = "\u{1b}]0;x\u{7}</failure><script>alert(1)</script>]]>\u{202e}\u{0}\u{ffff}&#0; \
                 | ``` [x](javascript:y) ![i](http://x) @team";
-    let mut bad = case("a\"><script>alert(2)<|x", "failed", json!(0.0));
+    let mut bad = case("a\"><script>alert(2)<|x", "failed", Some(0.0));
     bad["message"] = json!(text);
     bad["judges"] = json!([{"name": text, "value": text, "rationale": text}]);
     let mut all = results("r", &[bad]);
@@ -279,10 +279,10 @@ fn a_browser_runs_nothing_that_a_case_brings() {
     let evil = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\
                 </pre></style></script><svg onload=\"document.title='owned'\">&lt;b&gt;'\"";
     let id = "x\"><script>document.title='owned'<|script>";
-    let mut bad = case(id, "failed", json!(0.0));
+    let mut bad = case(id, "failed", Some(0.0));
     bad["message"] = json!(evil);
     bad["judges"] = json!([{"name": evil, "value": evil, "rationale": evil}]);
-    let mut all = results(evil, &[case("fine", "passed", json!(1.0)), bad]);
+    let mut all = results(evil, &[case("fine", "passed", Some(1.0)), bad]);
     for name in ["agent", "dataset"] {
         all[name]["name"] = json!(evil);
     }

@@ -471,8 +471,13 @@ pub(crate) struct Report {
     #[arg(required = true, value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,
     /// Where reports go; into the directory of the run without it
-    #[arg(short = 'o', long, value_name = "DIR", env = "CASEPACK_REPORT_DIR")]
-    pub(crate) report_dir: Option<PathBuf>,
+    #[arg(
+        short = 'o',
+        long = "report-dir",
+        value_name = "DIR",
+        env = "CASEPACK_REPORT_DIR"
+    )]
+    pub(crate) dir: Option<PathBuf>,
     /// An earlier run to compare with, by its directory or its name
     #[arg(long, value_name = "RUN", env = "CASEPACK_BASELINE")]
     pub(crate) baseline: Option<PathBuf>,

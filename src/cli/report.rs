@@ -35,7 +35,7 @@ pub(super) fn run(args: &args::Report, context: &Context) -> Outcome {
         Err(error) => return unreadable(&error, diags),
     };
     let own = (runs.len() == 1).then(|| runs.first()).flatten();
-    let into = match (&args.report_dir, own) {
+    let into = match (&args.dir, own) {
         (Some(dir), _) => context.machine.absolute(dir),
         (None, Some(own)) => own.dir.clone(),
         (None, None) => {
@@ -50,7 +50,7 @@ pub(super) fn run(args: &args::Report, context: &Context) -> Outcome {
     if !in_place && let Err(failure) = check_free(&into, &runs, context) {
         return refused(diags, failure);
     }
-    let Some(merged) = report::merge(runs, &mut diags) else {
+    let Some(merged) = report::merge(&runs, &mut diags) else {
         let failure = Failure::new(
             "Nothing was written, because of the errors above.",
             "Name runs that are parts of one.",

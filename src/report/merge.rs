@@ -23,7 +23,7 @@ pub struct Merged {
 
 /// Puts the results of `runs` together; one run stays as it is. `None`: they are no parts of one
 /// run, and the reasons are in `diags`.
-pub fn merge(runs: Vec<RunResults>, diags: &mut Diagnostics) -> Option<Merged> {
+pub fn merge(runs: &[RunResults], diags: &mut Diagnostics) -> Option<Merged> {
     let mut others = runs.iter().skip(1);
     let first = runs.first()?;
     if others.len() == 0 {
@@ -69,7 +69,7 @@ pub fn merge(runs: Vec<RunResults>, diags: &mut Diagnostics) -> Option<Merged> {
         .filter_map(|id| CaseId::new(id).ok())
         .collect();
     let mut cases: BTreeMap<CaseId, (CaseResult, &RunResults)> = BTreeMap::new();
-    for run in &runs {
+    for run in runs {
         for case in &run.cases {
             match cases.get_mut(&case.id) {
                 None => {
@@ -166,7 +166,7 @@ fn name(runs: &[String]) -> String {
     let named: Vec<_> = runs.iter().take(NAMED).map(String::as_str).collect();
     let mut name = named.join("+");
     if runs.len() > NAMED {
-        name.push_str(&format!("+{} more", runs.len() - NAMED));
+        name.extend(["+", &(runs.len() - NAMED).to_string(), " more"]);
     }
     name
 }

@@ -23,7 +23,7 @@ const MAX: u64 = 256 << 20;
 /// The most attempts at a case, as for `--attempts`.
 const ATTEMPTS_MAX: usize = 1000;
 /// Ten years: no run takes longer, and sums of it do not overflow.
-const DURATION_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+const DURATION_MAX: Duration = Duration::from_hours(10 * 366 * 24);
 
 /// Why a run's results can not be had.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::OnceLock;
-use std::time::Instant;
 
 use super::*;
 use crate::dataset::{

@@ -46,10 +46,10 @@ pub(super) fn write<'a>(
         let each = most / case.attempts.len();
         for (number, it) in case.attempts.iter().enumerate() {
             let status = it.status.name();
-            write!(
+            writeln!(
                 to,
                 "<details class=\"part\"><summary><span class=\"badge {status}\">{status}</span> \
-                 Attempt {}</summary>\n",
+                 Attempt {}</summary>",
                 number + 1
             )?;
             message(it.message.as_deref(), to)?;
