@@ -14,6 +14,7 @@ mod exit;
 mod explain;
 mod gc;
 mod init;
+mod init_container;
 mod input;
 mod inspect;
 mod ls;
@@ -71,6 +72,9 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 }
 
 fn dispatch(args: &[OsString]) -> Exit {
+    if init_container::is_meant(args) {
+        return init_container::main();
+    }
     let parsed = args::command()
         .try_get_matches_from(args)
         .and_then(|matches| CommandLine::from_arg_matches(&matches));
@@ -203,8 +207,13 @@ impl Verb {
 impl args::Talk {
     /// What is known when a command line can't be parsed but asks for JSON.
     fn json() -> Self {
+        Self::fixed(OutputFormat::Json)
+    }
+
+    /// How casepack talks when nobody can say how.
+    fn fixed(output: OutputFormat) -> Self {
         Self {
-            output: OutputFormat::Json,
+            output,
             quiet: false,
             verbose: false,
             color: args::When::Never,

@@ -6,6 +6,7 @@
 //! Invariants: whatever is killed when, every ref names a whole release, and a destination has
 //! whole cases only; nothing is written outside the destination.
 
+mod fetch;
 mod gc;
 mod list;
 mod locate;
@@ -21,6 +22,7 @@ mod verify;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use self::fetch::{Fetched, fetch};
 pub use self::gc::{Collected, Collection, collect};
 pub use self::list::{CaseRow, case, cases};
 pub use self::plain::{Plain, PlainPushed, Work, survey};

@@ -396,3 +396,70 @@ for page in s3.get_paginator('list_objects_v2').paginate(Bucket=bucket, Prefix=p
     );
     assert_eq!(files(&out), files(&project.path("dist/evalhub")));
 }
+
+/// The binary under the name of EvalHub's init container, with the job's variables.
+fn init_container(project: &Project, server: &S3Server, env: &[(&str, &str)]) -> (i32, String) {
+    let program = project.path("eval-runtime-init");
+    if !program.exists() {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_casepack"), &program).unwrap();
+        let keys: BTreeMap<_, _> = server.env().into_iter().collect();
+        for (name, value) in [
+            ("AWS_ACCESS_KEY_ID", &keys["AWS_ACCESS_KEY_ID"]),
+            ("AWS_SECRET_ACCESS_KEY", &keys["AWS_SECRET_ACCESS_KEY"]),
+            ("AWS_DEFAULT_REGION", &keys["AWS_REGION"]),
+            ("AWS_S3_ENDPOINT", &keys["AWS_ENDPOINT_URL_S3"]),
+        ] {
+            project.write(&format!("secret/{name}"), value);
+        }
+    }
+    fs::create_dir_all(project.path("test_data")).unwrap();
+    let output = Command::new(program)
+        .env_clear()
+        .env("CASEPACK_TEST_DATA", project.path("test_data"))
+        .env("CASEPACK_S3_SECRET_DIR", project.path("secret"))
+        .env("TEST_DATA_S3_BUCKET", BUCKET)
+        .envs(env.iter().copied())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    (output.status.code().unwrap(), said.into_owned())
+}
+
+#[test]
+fn casepack_can_be_evalhubs_init_container() {
+    let project = project(true);
+    let server = S3Server::start();
+    let dest = format!("s3://{BUCKET}/data/triage");
+    published(&project, &server, &dest, &["--layout", "evalhub-testdata"]);
+    let key = ("TEST_DATA_S3_KEY", "/data/triage/");
+    let (code, said) = init_container(&project, &server, &[key]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("compared with what was published"), "{said}");
+    let built = files(&project.path("dist/evalhub"));
+    assert_eq!(files(&project.path("test_data")), built);
+    assert_eq!(test_data(&server, "data/triage/"), built);
+
+    for (env, text) in [
+        (vec![("TEST_DATA_S3_KEY", "data/none/")], "no objects"),
+        (vec![("TEST_DATA_S3_KEY", "/")], "key is empty"),
+        (
+            vec![key, ("TEST_DATA_GIT_URL", "https://x.example")],
+            "S3 only",
+        ),
+        (vec![], "TEST_DATA_S3_KEY is not set"),
+    ] {
+        let (code, said) = init_container(&project, &server, &env);
+        assert!(code != 0 && said.contains(text), "{code} {said}");
+    }
+
+    // Something else of the same size is found by its digest.
+    project.remove("test_data");
+    put(
+        &server,
+        "data/triage/cases/case-001/input.yaml",
+        b"ticket: two\n",
+    );
+    let (code, said) = init_container(&project, &server, &[key]);
+    assert!(code == 3 && said.contains("case-001/input.yaml"), "{said}");
+    assert!(!project.path("test_data/cases/case-001/input.yaml").exists());
+}

@@ -81,7 +81,7 @@ pub struct PlainPushed {
 
 /// The object that says what casepack put below a prefix.
 #[derive(Serialize, Deserialize, Default, PartialEq, Eq)]
-struct Record {
+pub(super) struct Record {
     schema: String,
     layout: String,
     /// Digest of the tree of all objects.
@@ -184,6 +184,34 @@ fn long_keys(plain: &Plain<'_>, diags: &mut Diagnostics) {
             );
         }
     }
+}
+
+/// What casepack put below `prefix`, when it is one of casepack's, with its slash, and at rest.
+pub(super) fn record_of(store: &dyn Store, prefix: &str) -> Result<Option<Record>, PublishError> {
+    let Some(Ok(place)) = prefix.strip_suffix('/').map(TreePath::new) else {
+        return Ok(None);
+    };
+    let record = record_key(place.name())?;
+    let path = place
+        .parent()
+        .map_or(record.clone(), |parent| parent.join(&record));
+    let object = match store.get(&path, MAX_RECORD) {
+        Err(error) if error.is_not_found() => return Ok(None),
+        object => object?,
+    };
+    let named = || store.show(path.as_str());
+    let record: Record = serde_json::from_slice(&object.bytes)
+        .map_err(|error| Bad::new(named(), format!("is no record of plain objects: {error}")))?;
+    if !record.pending.is_empty() {
+        return Err(PublishError::refused(
+            format!(
+                "{} is being published, or its publish was stopped",
+                store.show(prefix)
+            ),
+            "Publish again, and start the job when that has ended; or use `{digest}` in the prefix.",
+        ));
+    }
+    Ok(Some(record))
 }
 
 fn read_record(plain: &Plain<'_>) -> Result<(Record, Option<Etag>), PublishError> {
@@ -467,6 +495,17 @@ impl Work<'_> {
 }
 
 impl Record {
+    /// Everything that was published.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
+    /// The SHA-256 of an object, in hexadecimal, and whether it may be executed.
+    pub(super) fn expected(&self, path: &str) -> Option<(&str, bool)> {
+        let file = self.files.get(path)?;
+        Some((&file.sha256, file.executable))
+    }
+
     /// Whether casepack wrote, or may have written, the object.
     fn has(&self, path: &str) -> bool {
         self.files.contains_key(path) || self.pending.contains(path)
