@@ -882,6 +882,7 @@ impl Work<'_> {
     /// Writes how the workspace differs from its start, for reports.
     fn leave_changes(&self, messages: &mut Vec<String>) {
         let text = changes::since(&self.package.workspace, &self.workspace);
+        let text = env::without_secrets(text, self.runner.request.env);
         let path = self.dir.join("workspace.diff");
         if let Err(error) = write_atomic(&path, text.as_bytes(), 0o644) {
             messages.push(format!(

@@ -47,6 +47,23 @@ pub(super) fn resolve(value: &str, caller: &BTreeMap<String, String>) -> Option<
     }
 }
 
+/// Words in the names of variables that hold secrets.
+const SECRET: [&str; 5] = ["CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN"];
+/// A shorter value is found everywhere.
+const MIN_SECRET: usize = 8;
+
+/// `text` with the caller's secrets replaced by the names of their variables: what an agent left of
+/// them in its workspace is not to be shown around in reports.
+pub(super) fn without_secrets(mut text: String, caller: &BTreeMap<String, String>) -> String {
+    for (name, value) in caller {
+        let secret = SECRET.iter().any(|word| name.contains(word));
+        if secret && value.len() >= MIN_SECRET && text.contains(value.as_str()) {
+            text = text.replace(value.as_str(), &format!("[{name}]"));
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +91,21 @@ mod tests {
         ] {
             assert_eq!(resolve(value, &caller).as_deref(), wanted, "{value}");
         }
+    }
+
+    #[test]
+    fn secrets_are_shown_by_name() {
+        let caller = [
+            ("API_KEY", "s3cret-value"),
+            ("KEY", "short"),
+            ("LANG", "a-long-value"),
+        ];
+        let caller = caller
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
+        let text = "+s3cret-value short a-long-value\n".to_owned();
+        let shown = without_secrets(text, &caller);
+        assert_eq!(shown, "+[API_KEY] short a-long-value\n");
     }
 
     #[test]
