@@ -119,13 +119,22 @@ impl Links {
             AtFlags::empty(),
         )?;
         let to = self.root.handle().as_fd();
-        // Somebody may have been quicker, and some file systems have no links: no harm done.
-        if rustix::fs::linkat(at, name, to, pooled(content, mode), AtFlags::empty()).is_ok() {
-            let stat = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            let mut trusted = self.trusted.write().unwrap_or_else(PoisonError::into_inner);
-            trusted.insert((stat.st_dev, stat.st_ino));
+        let pooled = pooled(content, mode);
+        match rustix::fs::linkat(at, name, to, &pooled, AtFlags::empty()) {
+            Ok(()) => {
+                let stat = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                let mut trusted = self.trusted.write().unwrap_or_else(PoisonError::into_inner);
+                trusted.insert((stat.st_dev, stat.st_ino));
+                Ok(())
+            }
+            // Another thread was quicker: its file is taken.
+            Err(Errno::EXIST) => {
+                rustix::fs::unlinkat(at, name, AtFlags::empty())?;
+                rustix::fs::linkat(to, &pooled, at, name, AtFlags::empty())
+            }
+            // Some file systems have no links: no harm done.
+            Err(_) => Ok(()),
         }
-        Ok(())
     }
 
     /// Removes what nothing is linked to any more; what the rest looks like.
