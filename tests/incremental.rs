@@ -724,6 +724,8 @@ fn a_damaged_release_is_made_again() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[20] ^= 1;
     fs::write(&path, bytes).unwrap();
+    let found = project.casepack(["verify"]).assert_code(1);
+    assert!(found.stderr.contains("The store is damaged"), "{found}");
     let again = [
         "build",
         "--target",
@@ -735,6 +737,12 @@ fn a_damaged_release_is_made_again() {
     let outcome = project.casepack(again).assert_code(0);
     assert_eq!(outcome.findings("record-damaged").len(), 1);
     assert_eq!(project.tree("dist/bundle"), whole);
+    project.casepack(["verify"]).assert_code(0);
+    project
+        .casepack(["build", "--target", "harbor"])
+        .assert_code(0);
+    let both = json(&project, &["verify"], 0);
+    assert_eq!(both["bundle"]["bad"], json!([]), "{both:#}");
     fs::remove_file(project.path("dist/bundle/index.json")).unwrap();
     project.casepack(build).assert_code(0);
     assert_eq!(project.tree("dist/bundle"), whole);

@@ -15,6 +15,7 @@ use crate::dataset::OUTPUT_MARK;
 use crate::diag::{Diagnostics, Levels};
 use crate::escape;
 use crate::plan::{self, Change, Crew, Difference};
+use crate::target::Target;
 
 /// Differences that are shown to people without `-v`.
 const SHOWN: usize = 50;
@@ -34,6 +35,9 @@ pub(super) fn run(args: &Verify, context: &Context) -> Outcome {
         );
         return Outcome::of(diags).failed(Exit::Usage, failure);
     };
+    // What is in OUT/bundle is a store, and read as one.
+    let bundle = out.join(Target::Bundle.name());
+    let bundle = stored::at(&bundle, &bundle);
     let progress = Progress::new(&context.look);
     let crew = Crew {
         jobs: settings::jobs(args.jobs),
@@ -45,6 +49,9 @@ pub(super) fn run(args: &Verify, context: &Context) -> Outcome {
     let verified = match verified {
         Ok(Some(verified)) => verified,
         Ok(None) => {
+            if let Some(url) = bundle {
+                return stored::run(&url, args, context);
+            }
             let failure = Failure::new(
                 format!("Nothing is recorded in {shown}."),
                 "Build it first: `casepack build`.",
@@ -95,6 +102,13 @@ pub(super) fn run(args: &Verify, context: &Context) -> Outcome {
     outcome.text = text;
     if verified.interrupted {
         return interrupted(outcome, "Not every output was read.");
+    }
+    if let Some(url) = bundle {
+        let stored = stored::run(&url, args, context);
+        outcome.text.push_str(&stored.text);
+        outcome.failure = stored.failure;
+        outcome.exit = stored.exit;
+        outcome = outcome.field("bundle", Value::Object(stored.fields));
     }
     if fine {
         outcome
