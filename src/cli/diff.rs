@@ -44,7 +44,7 @@ pub(super) fn run(args: &Diff, context: &Context) -> Outcome {
             Err(failure) => return input::refused(diags, failure),
         }
     }
-    let select = match input::selected(&args.reading) {
+    let select = match input::select(&args.reading) {
         Ok(select) => select,
         Err(failure) => return input::refused(diags, failure),
     };

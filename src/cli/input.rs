@@ -37,7 +37,7 @@ pub(super) fn load(
     let flags = packaging.flags();
     refuse_bad_flags(&flags)?;
     let globs = input.reading.globs();
-    let select = selected(&input.reading)?;
+    let select = select(&input.reading)?;
     let request = context.machine.load_request(input);
     refuse_missing_dirs(&request)?;
     let Some(dataset) = dataset::load(&request, diags) else {
@@ -61,23 +61,6 @@ pub(super) fn load(
 /// # Errors
 /// The pattern that is none.
 pub(super) fn select(reading: &Reading) -> Result<Select, Failure> {
-    let select = Select::new(&reading.globs()).map_err(|(glob, why)| {
-        Failure::new(
-            format!("'{glob}' is no pattern for --case: {why}."),
-            "Use *, ?, [abc] and {a,b}; put [*] for a star that is meant.",
-        )
-    })?;
-    Ok(match reading.shard {
-        Some((index, count)) => select.shard(index, count),
-        None => select,
-    })
-}
-
-/// The cases that the command line chooses.
-///
-/// # Errors
-/// What is wrong with a pattern.
-pub(super) fn selected(reading: &Reading) -> Result<Select, Failure> {
     let select = Select::new(&reading.globs()).map_err(|(glob, why)| {
         Failure::new(
             format!("'{glob}' is no pattern for --case: {why}."),
