@@ -223,6 +223,12 @@ fn what_is_no_run_is_named() {
         let outcome = report(&project, &[named]).assert_code(2);
         assert!(outcome.stderr.contains("is no run"), "{outcome}");
     }
+    project.write("runs/killed/run.json", "{}");
+    project.write("runs/killed/a/result.json", "{}");
+    let outcome = report(&project, &["killed"]).assert_code(2);
+    for told in ["was not finished", "results of 1 cases", "--resume killed"] {
+        assert!(outcome.stderr.contains(told), "{outcome}");
+    }
     project.write(
         "runs/bad/results.json",
         "{\"schema\": \"casepack.results.v2\"}",

@@ -111,14 +111,21 @@ fn unreadable(error: &Unreadable, diags: Diagnostics) -> Outcome {
     let (exit, help) = match error {
         Unreadable::NoRun { .. } => (
             Exit::Usage,
-            "Name a directory below runs/; a run that was killed is finished with `casepack run \
-             --resume`.",
+            "Name a run by its directory, or by its name below --runs-dir.".to_owned(),
         ),
+        Unreadable::Unfinished { path, .. } => {
+            let id = path.file_name().unwrap_or_default().to_string_lossy();
+            let help = format!(
+                "Add --resume {id} to the command that began it: it runs the rest and writes the \
+                 reports."
+            );
+            (Exit::Usage, help)
+        }
         Unreadable::Invalid { .. } => (
             Exit::Findings,
-            "Name the run as casepack left it; results.json is not to be edited.",
+            "Name the run as casepack left it; results.json is not to be edited.".to_owned(),
         ),
-        Unreadable::Io { .. } => (Exit::System, "Check that you may read it."),
+        Unreadable::Io { .. } => (Exit::System, "Check that you may read it.".to_owned()),
     };
     Outcome::of(diags).failed(exit, Failure::from_error(error, help))
 }

@@ -9,6 +9,7 @@
 mod case;
 mod timeline;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use base64::Engine as _;
@@ -27,10 +28,10 @@ const SCRIPT: &str = include_str!("../../templates/report.js");
 
 /// So many bytes of files are put into the page, over all cases.
 const FILES_MAX: usize = 24 << 20;
-/// Of the files of one case never less …
-const CASE_MIN: usize = 4 << 10;
-/// … and never more.
+/// Of the files of one case never more.
 const CASE_MAX: usize = 512 << 10;
+/// A case that did not pass gets so many times what another one gets.
+const BAD: usize = 4;
 /// Of a message in a table.
 const MESSAGE_MAX: usize = 300;
 /// Of a name.
@@ -65,14 +66,17 @@ pub(super) fn write(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
     compared(report, to)?;
     table(report, to)?;
     timeline::overview(&results.cases, to)?;
-    let each = FILES_MAX / results.cases.len().max(1);
-    let each = each.clamp(CASE_MIN, CASE_MAX);
+    let passed = |case: &CaseResult| case.status == Status::Passed;
+    let good = results.cases.iter().filter(|case| passed(case)).count();
+    let shares = good + (results.cases.len() - good) * BAD;
+    let share = FILES_MAX / shares.max(1);
     writeln!(
         to,
         "<section aria-labelledby=\"details\">\n<h2 id=\"details\">Case by case</h2>"
     )?;
     for (at, (case, root)) in report.cases().enumerate() {
-        case::write(at, case, &|it| Home::of(root, it), each, to)?;
+        let most = share * if passed(case) { 1 } else { BAD };
+        case::write(at, case, &|it| Home::of(root, it), most.min(CASE_MAX), to)?;
     }
     write!(
         to,
@@ -226,13 +230,18 @@ fn compared(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
             None => case.status.name().to_owned(),
         },
     };
+    let cases = report.results.cases.iter().enumerate();
+    let places: BTreeMap<&str, usize> = cases.map(|(at, case)| (case.id.as_str(), at)).collect();
     for it in changes {
         let word = it.change.name();
+        let case = match places.get(it.case) {
+            Some(at) => format!("<a href=\"#c{at}\">{}</a>", name(it.case)),
+            None => name(it.case),
+        };
         writeln!(
             to,
-            "<tr><td><span class=\"badge {word}\">{word}</span></td><td>{}</td><td>{}</td>\
-             <td>{}</td></tr>",
-            name(it.case),
+            "<tr><td><span class=\"badge {word}\">{word}</span></td><td class=\"id\">{case}</td>\
+             <td>{}</td><td>{}</td></tr>",
             shown(it.before),
             shown(it.after),
         )?;
@@ -279,7 +288,7 @@ fn table(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
         writeln!(
             to,
             "<tr data-status=\"{status}\"><td data-v=\"{}\"><span class=\"badge {status}\">{status}\
-             </span></td><td><a href=\"#c{at}\">{}</a></td><td class=\"n\" data-v=\"{}\">{}</td>\
+             </span></td><td class=\"id\"><a href=\"#c{at}\">{}</a></td><td class=\"n\" data-v=\"{}\">{}</td>\
              <td class=\"n\" data-v=\"{}\">{}</td><td class=\"m\">{}{}</td></tr>",
             case.status as u8,
             name(case.id.as_str()),

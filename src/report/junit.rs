@@ -18,6 +18,8 @@ use crate::run::{CaseResult, Status, ThresholdResult};
 
 /// Of the output of an agent or a verifier of a case that did not pass so many bytes are shown.
 const OUTPUT_MAX: usize = 8 << 10;
+/// Over all cases.
+const OUTPUTS_MAX: usize = 16 << 20;
 /// Of any other text.
 const TEXT_MAX: usize = 4 << 10;
 
@@ -54,8 +56,10 @@ pub(super) fn write(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
         )?;
     }
     writeln!(to, "  </properties>")?;
+    let most = OUTPUTS_MAX / (summary.failed + summary.errors).max(1);
+    let most = most.min(OUTPUT_MAX);
     for (case, root) in report.cases() {
-        one(name, case, root, to)?;
+        one(name, case, root, most, to)?;
     }
     for bound in &results.thresholds {
         threshold(name, bound, to)?;
@@ -63,7 +67,14 @@ pub(super) fn write(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
     writeln!(to, "</testsuite>")
 }
 
-fn one(suite: &str, case: &CaseResult, run: Option<&Root>, to: &mut dyn Write) -> io::Result<()> {
+/// A case, with at most `most` bytes of its output.
+fn one(
+    suite: &str,
+    case: &CaseResult,
+    run: Option<&Root>,
+    most: usize,
+    to: &mut dyn Write,
+) -> io::Result<()> {
     write!(
         to,
         "  <testcase name=\"{}\" classname=\"{}\" time=\"{}\"",
@@ -95,7 +106,7 @@ fn one(suite: &str, case: &CaseResult, run: Option<&Root>, to: &mut dyn Write) -
             problem("error", &kind, message, case, to)?;
         }
     }
-    output(run, case, to)?;
+    output(run, case, most, to)?;
     writeln!(to, "  </testcase>")
 }
 
@@ -125,17 +136,22 @@ fn problem(
 }
 
 /// The last that agent and verifier printed, in the first attempt that did not pass.
-fn output(run: Option<&Root>, case: &CaseResult, to: &mut dyn Write) -> io::Result<()> {
+fn output(
+    run: Option<&Root>,
+    case: &CaseResult,
+    most: usize,
+    to: &mut dyn Write,
+) -> io::Result<()> {
     let mut attempts = case.attempts.iter();
     let attempt = attempts.find(|attempt| attempt.status != Status::Passed);
     let attempt = attempt.unwrap_or(case);
     let home = Home::of(run, attempt);
     let mut all = String::new();
     if attempt.steps.is_empty() {
-        add_output(&home, OUTPUT_MAX, &mut all);
+        add_output(&home, most, &mut all);
     }
     for step in &attempt.steps {
-        let each = OUTPUT_MAX / attempt.steps.len();
+        let each = most / attempt.steps.len();
         add_output(&home.step(&step.name), each, &mut all);
     }
     if all.is_empty() {

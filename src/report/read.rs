@@ -18,6 +18,8 @@ use crate::run::{CaseResult, RunResults};
 
 /// The name of the document in a run's directory.
 pub(super) const NAME: &str = "results.json";
+/// What is in the directory of a run from its beginning.
+const BEGUN: &str = "run.json";
 /// The largest one that is read, in bytes.
 const MAX: u64 = 256 << 20;
 /// The most attempts at a case, as for `--attempts`.
@@ -33,6 +35,17 @@ pub enum Unreadable {
     NoRun {
         /// What was named.
         path: PathBuf,
+    },
+    /// A run that was begun, and killed before it wrote its results.
+    #[error(
+        "the run {path} was not finished: it has no {NAME}, and results of {done} cases",
+        path = path.display()
+    )]
+    Unfinished {
+        /// What was named.
+        path: PathBuf,
+        /// Cases that have a result of their own.
+        done: usize,
     },
     /// The document is not what casepack writes.
     #[error("{path} is no document of results: {reason}", path = path.display())]
@@ -81,6 +94,10 @@ pub fn read(dir: &Path) -> Result<RunResults, Unreadable> {
     })?;
     let name = TreePath::new(NAME).map_err(|why| invalid(why.to_string()))?;
     let (bytes, _) = root.read(&name, MAX).map_err(|error| match error {
+        ReadError::Missing if was_begun(&root) => Unreadable::Unfinished {
+            path: dir.to_owned(),
+            done: done(&root),
+        },
         ReadError::Missing => no_run(),
         ReadError::Io(source) => Unreadable::Io {
             path: path.clone(),
@@ -101,6 +118,20 @@ pub fn read(dir: &Path) -> Result<RunResults, Unreadable> {
     check(&results).map_err(invalid)?;
     root.path().clone_into(&mut results.dir);
     Ok(results)
+}
+
+fn was_begun(run: &Root) -> bool {
+    TreePath::new(BEGUN).is_ok_and(|name| run.open_file(&name).is_ok())
+}
+
+/// How many cases have a result of their own.
+fn done(run: &Root) -> usize {
+    let cases = std::fs::read_dir(run.path()).into_iter().flatten();
+    let cases = cases.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    cases
+        .filter_map(|case| TreePath::new(&format!("{case}/result.json")).ok())
+        .filter(|result| run.open_file(result).is_ok())
+        .count()
 }
 
 /// What the types do not say.

@@ -164,11 +164,10 @@ fn facts(case: &CaseResult, to: &mut dyn Write) -> io::Result<()> {
     if let Some(kind) = case.error {
         one("no verdict", &error(kind))?;
     }
-    for (name, reward) in case.rewards.iter().filter(|_| case.rewards.len() > 1) {
-        one(
-            "reward",
-            &format!("{} {}", cut(name, 100).0, number(*reward)),
-        )?;
+    // The one that counts stands beside the case's name.
+    let others = case.rewards.iter().filter(|(name, _)| *name != "reward");
+    for (name, reward) in others {
+        one(&super::name(name), &number(*reward))?;
     }
     if let Some(agent) = &case.agent {
         one(
@@ -314,12 +313,28 @@ fn diff(changes: &Excerpt, path: &str, to: &mut dyn Write) -> io::Result<()> {
     let lines = changes.text.lines().count();
     let tall = if lines > 40 { " tall" } else { "" };
     write!(to, "<pre tabindex=\"0\" class=\"diff{tall}\">")?;
-    for line in changes.text.split_inclusive('\n') {
+    let mut heads = 0;
+    let mut all = changes.text.split_inclusive('\n').peekable();
+    while let Some(line) = all.next() {
         let text = escaped(line);
+        let named = |line: &str, side: &str| {
+            let rest = line.strip_prefix(side).unwrap_or_default();
+            ["a/", "b/", "/dev/null"]
+                .iter()
+                .any(|name| rest.starts_with(name))
+        };
+        if named(line, "--- ") && all.peek().is_some_and(|next| named(next, "+++ ")) {
+            heads = 2;
+        }
         match line.as_bytes().first() {
+            _ if heads > 0 => {
+                write!(to, "<b>{text}</b>")?;
+                heads -= 1;
+            }
             Some(b'+') => write!(to, "<ins>{text}</ins>")?,
             Some(b'-') => write!(to, "<del>{text}</del>")?,
             Some(b' ' | b'\\') => write!(to, "{text}")?,
+            Some(b'@') => write!(to, "<i>{text}</i>")?,
             _ => write!(to, "<b>{text}</b>")?,
         }
     }
