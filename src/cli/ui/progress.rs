@@ -38,6 +38,7 @@ struct State {
     running: BTreeSet<String>,
     done: usize,
     failed: usize,
+    skipped: usize,
     /// Bytes to be moved, and those that were.
     bytes: Option<(u64, u64)>,
 }
@@ -104,7 +105,8 @@ impl State {
                 let id = escape::line(case.as_str()).into_owned();
                 self.running.remove(&id);
                 self.done += 1;
-                self.failed += usize::from(status != "passed");
+                self.failed += usize::from(matches!(status, "failed" | "error"));
+                self.skipped += usize::from(status == "skipped");
                 let (status, seconds) = (escape::line(status), duration.as_secs_f64());
                 if how == How::Lines {
                     return Some(format!("  {id}: {status} ({seconds:.1} s)\n"));
@@ -155,6 +157,9 @@ impl State {
         }
         if self.failed > 0 {
             parts.push(format!("{} failed", self.failed));
+        }
+        if self.skipped > 0 {
+            parts.push(format!("{} skipped", self.skipped));
         }
         // Those that have a row of their own are not named twice.
         let rows = self.bar.as_ref().map_or(0, |bar| bar.rows.len());
@@ -341,6 +346,14 @@ mod tests {
         assert_eq!(state.on(How::Bars, done), None);
         assert_eq!(state.bar.as_ref().unwrap().rows.len(), ROWS - 1);
         assert_eq!(state.message(), "1 failed");
+        let skipped = Event::CaseRun {
+            case: &cases[1],
+            status: "skipped",
+            reward: None,
+            duration: Duration::ZERO,
+        };
+        state.on(How::Bars, skipped);
+        assert_eq!(state.message(), "1 failed; 1 skipped");
         let finished = Event::StageFinished {
             stage: Stage::Build,
         };
