@@ -14,6 +14,7 @@ mod engine;
 mod env;
 mod hooks;
 mod known;
+mod limits;
 mod overlay;
 mod package;
 mod packages;
@@ -85,6 +86,27 @@ pub enum SandboxMode {
     None,
 }
 
+/// Which workspaces are kept when a case has its verdict (`--keep-workspaces`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// Those of all cases.
+    All,
+    /// Those of the cases that did not pass.
+    Failed,
+    /// None.
+    None,
+}
+
+impl Keep {
+    fn keeps(self, status: Status) -> bool {
+        match self {
+            Self::All => true,
+            Self::Failed => status != Status::Passed,
+            Self::None => false,
+        }
+    }
+}
+
 /// What is to be run.
 pub struct Request<'a> {
     /// The dataset that the packages were built from, when there is one: its hooks, the fields of
@@ -124,6 +146,8 @@ pub struct Request<'a> {
     pub retries: u32,
     /// The home directory whose login files of known agents are shown to them.
     pub agent_home: Option<&'a Path>,
+    /// Which workspaces are kept.
+    pub keep: Keep,
     /// The caller's environment: `$NAME` and `${NAME}` are looked up here.
     pub env: &'a BTreeMap<String, String>,
     /// A case with at least this reward has passed; [`PASS_AT`] by default.
@@ -246,9 +270,6 @@ pub fn run(
     if let Some(dataset) = request.dataset {
         tell_about(request, dataset, diags);
     }
-    if batch_of(request).is_some() {
-        check_batch(request, diags)?;
-    }
     let start = Start::of(request, &agent);
     let _held = if request.resume {
         start.take_up(&dir)?
@@ -276,7 +297,7 @@ pub fn run(
         sandbox,
         hooks: hooks(request, &dir),
         told: Told::default(),
-        batch: None,
+        batches: Vec::new(),
         dir: dir.clone(),
         start: Instant::now(),
         diags: Mutex::new(diags.fork()),
@@ -292,7 +313,10 @@ pub fn run(
         Ok(told) => {
             runner.told = told;
             if let Some(dataset) = batch_of(request) {
-                runner.batch = Some(runner.batch(dataset));
+                let trials = 1..=request.attempts.max(1);
+                runner.batches = trials
+                    .map(|attempt| runner.batch(dataset, attempt))
+                    .collect();
             }
             all_cases(&runner, observer)
         }
@@ -439,27 +463,6 @@ fn check_harbor(
 fn batch_of<'a>(request: &Request<'a>) -> Option<&'a Dataset> {
     let dataset = request.dataset?;
     (request.agent == Agent::Runner && dataset.mode == Mode::Batch).then_some(dataset)
-}
-
-/// Refuses what one trial for all cases has no place for.
-fn check_batch(request: &Request<'_>, diags: &mut Diagnostics) -> Result<(), Error> {
-    let (what, instead) = match (request.resume, request.attempts) {
-        (true, _) => ("taken up again", "Start a new run."),
-        (_, 2..) => (
-            "made several times in one run",
-            "Start one run for each attempt.",
-        ),
-        _ => return Ok(()),
-    };
-    diags.push(
-        Diagnostic::new(
-            Rule::Unsupported,
-            format!("execution.mode is batch, so that the run is one trial: it can not be {what}."),
-        )
-        .field("execution.mode")
-        .help(instead),
-    );
-    Err(Error::Refused)
 }
 
 /// What is to be known about a dataset before it is run.
@@ -670,8 +673,13 @@ fn together(
 /// One attempt at a case: taken over from the run that is taken up again, or made, again where
 /// there is no verdict and that may be tried.
 fn attempt(runner: &Runner<'_>, package: &PackageRef, attempt: u32) -> CaseResult {
-    let dir = runner.place(&package.id, attempt);
+    let dir = runner.place(package.id.as_str(), attempt);
+    // What one agent did for all cases anew is judged anew.
+    let same = runner
+        .batch_of(attempt)
+        .is_none_or(|batch| batch.as_ref().is_ok_and(|batch| batch.resumed));
     if runner.request.resume
+        && same
         && let Some(result) = resume::kept(&dir, package)
     {
         return result;
@@ -680,7 +688,7 @@ fn attempt(runner: &Runner<'_>, package: &PackageRef, attempt: u32) -> CaseResul
     loop {
         let run = || {
             resume::clear(&dir)?;
-            Ok::<_, crate::fs::FsError>(runner.case(package, &dir))
+            Ok::<_, crate::fs::FsError>(runner.case(package, attempt, &dir))
         };
         let failed = |error, message: String| {
             let mut result = CaseResult::new(&package.id);

@@ -494,6 +494,8 @@ def agent_logs(tree, traces):
     for name in ("exit_code", "duration_s", "cost_usd", "token_usage", "num_turns"):
         if traces.get("metrics", True) and log.metrics.get(name) is not None:
             out[name] = log.metrics[name]
+    if table(log.metrics.get("hook_outputs")):                # data of the dataset's hooks, told by casepack run
+        out["hook_outputs"] = log.metrics["hook_outputs"]
     return out
 
 

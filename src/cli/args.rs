@@ -18,7 +18,7 @@ pub(crate) use self::bundles::{
 use crate::bundle::Compression;
 use crate::dataset::Format;
 use crate::diag::Rule;
-use crate::run::{Known, SandboxMode};
+use crate::run::{Keep, Known, SandboxMode};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -447,6 +447,17 @@ pub(crate) struct Running {
         ("auto", SandboxMode::Auto), ("bwrap", SandboxMode::Bwrap), ("none", SandboxMode::None)
     ]))]
     pub(crate) sandbox: SandboxMode,
+    /// Which workspaces are kept: of all cases, of those that did not pass, or none
+    #[arg(
+        long,
+        value_name = "WHICH",
+        env = "CASEPACK_KEEP_WORKSPACES",
+        default_value = "all"
+    )]
+    #[arg(value_parser = named([
+        ("all", Keep::All), ("failed", Keep::Failed), ("none", Keep::None)
+    ]))]
+    pub(crate) keep_workspaces: Keep,
     /// What runs the packages: casepack itself, or Harbor, whose own arguments follow after --
     #[arg(
         long,

@@ -12,7 +12,7 @@ use super::exit::Exit;
 use super::input;
 use super::outcome::{Failure, Outcome, interrupted};
 use super::settings;
-use super::ui::{Cell, Ink, Progress, Table};
+use super::ui::{Cell, Ink, Progress, Table, count};
 use crate::dataset::{Dataset, Execution, Instruction, Runner, RunnerCommand, Threshold};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::Digest;
@@ -21,7 +21,8 @@ use crate::path::CaseId;
 use crate::plan::Select;
 use crate::report;
 use crate::run::{
-    Agent, Error, PackageRef, Packages, Request, RunResults, find_packages, run as run_packages,
+    Agent, CaseResult, Error, ErrorKind, PackageRef, Packages, Request, RunResults, find_packages,
+    run as run_packages,
 };
 use crate::target::Target::Harbor;
 
@@ -296,6 +297,7 @@ fn execute(
         },
         model: running.model.as_deref(),
         sandbox: running.sandbox,
+        keep: running.keep_workspaces,
         jobs: target.jobs.max(1),
         attempts: running.attempts,
         retries: running.retries,
@@ -350,14 +352,17 @@ fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcom
             return Outcome::of(diags).failed(Exit::System, failure);
         }
     };
-    let outcome = show(results, &written, context, diags);
+    let mut outcome = show(results, &written, context, diags);
     if results.interrupted {
+        let help = format!(
+            "Add --resume {} to the same command to run the rest.",
+            results.run_id
+        );
+        // Below the table, too: the error stands above it.
+        outcome.text.extend(["Interrupted. ", &help, "\n"]);
         let failure = Failure::new(
             "Interrupted. The cases that were run have their results.",
-            format!(
-                "Add --resume {} to the same command to run the rest.",
-                results.run_id
-            ),
+            help,
         );
         return outcome.failed(Exit::Interrupted, failure);
     }
@@ -397,7 +402,14 @@ pub(super) fn show(
 
 fn table(results: &RunResults, path: &str, color: bool) -> String {
     let mut table = Table::default();
-    for row in report::rows(results) {
+    let begun =
+        |case: &&CaseResult| case.error != Some(ErrorKind::Interrupted) || !case.duration.is_zero();
+    let left = results.cases.len() - results.cases.iter().filter(begun).count();
+    for (row, _) in report::rows(results)
+        .into_iter()
+        .zip(&results.cases)
+        .filter(|(_, case)| begun(case))
+    {
         let ink = match row.status {
             "passed" => Ink::Good,
             "skipped" => Ink::Unsure,
@@ -410,6 +422,11 @@ fn table(results: &RunResults, path: &str, color: bool) -> String {
             Cell::new(row.time).right(),
             Cell::new(row.message),
         ]);
+    }
+    let mut text = table.show(color);
+    if left > 0 {
+        let left = count(left, "case", "cases");
+        text.extend(["… and ", &left, " that had not begun\n"]);
     }
     let numbers = results.summary();
     let parts: Vec<_> = [
@@ -425,7 +442,7 @@ fn table(results: &RunResults, path: &str, color: bool) -> String {
     let mean = numbers
         .mean_reward
         .map_or_else(String::new, |mean| format!("; mean reward {mean:.2}"));
-    let mut text = format!("{}\n{}{mean}.\n", table.show(color), parts.join(", "));
+    text.extend(["\n", &parts.join(", "), &mean, ".\n"]);
     let rates: Vec<_> = numbers
         .pass_at_k
         .iter()

@@ -1,5 +1,5 @@
 //! Batch mode: one agent, one workspace, all cases; then each case is judged with its share
-//! (policy 16, agent-eval-harness 3.1).
+//! (policy 16, agent-eval-harness 3.1). Several attempts are as many trials.
 //!
 //! Owns what the shared workspace holds and which file belongs to which case. Refuses to know
 //! judges.
@@ -8,14 +8,19 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
+use serde::{Deserialize, Serialize};
+
+use super::Keep;
 use super::case::{Failure, Life, Runner, Work, write_tree};
 use super::collect::{self, Limits};
 use super::package::Package;
-use super::results::{AgentRun, ErrorKind, StepResult};
+use super::results::{AgentRun, ErrorKind, StepResult, to_text};
+use super::resume;
 use crate::dataset::{self, Dataset};
-use crate::fs::Root;
-use crate::path::{CaseId, TreePath};
+use crate::fs::{Root, remove_tree, write_atomic};
+use crate::path::TreePath;
 use crate::tree::{Content, Mode, Tree, TreeBuilder};
 use crate::yaml::Yaml;
 
@@ -31,24 +36,60 @@ const OWN: [&str; 5] = [
     "input.yml",
 ];
 
-/// What came out of the one trial.
+/// What came out of a trial that is over, in the trial's directory.
+const RECORD: &str = "batch.json";
+
+/// What came out of one trial.
 pub(super) struct Batch {
-    pub(super) run: AgentRun,
-    /// What is to be said about it.
-    pub(super) message: Option<String>,
     /// What the agent printed, and the outputs that were taken.
     dir: PathBuf,
+    /// Whether it was made by the run that is taken up again.
+    pub(super) resumed: bool,
+    told: Record,
+}
+
+/// The part of it that `--resume` needs.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    /// The packages' digests by case. With others it is another trial.
+    packages: BTreeMap<String, String>,
+    run: AgentRun,
+    /// What is to be said about it.
+    message: Option<String>,
     /// Outputs by case.
-    shares: BTreeMap<CaseId, Vec<TreePath>>,
+    shares: BTreeMap<String, Vec<String>>,
 }
 
 impl Runner<'_> {
-    /// Lets one agent work on all cases. An error is why there is no verdict on any.
-    pub(super) fn batch(&self, dataset: &Dataset) -> Result<Batch, Failure> {
+    /// Lets one agent work on all cases, for the attempt `attempt` at them; when that was done by
+    /// the run that is taken up again, nothing. An error is why there is no verdict on any.
+    pub(super) fn batch(&self, dataset: &Dataset, attempt: u32) -> Result<Batch, Failure> {
         let packages = self.request.packages;
         let first = packages
             .first()
             .ok_or_else(|| Failure::Skipped("There are no cases.".to_owned()))?;
+        let dir = self.place(NAME, attempt);
+        let mut digests = BTreeMap::new();
+        for package in packages {
+            let digest = Package::read(&package.dir).map_err(Failure::from)?.digest;
+            let digest = digest.map(|digest| digest.to_string()).unwrap_or_default();
+            digests.insert(package.id.to_string(), digest);
+        }
+        if self.request.resume
+            && let Some(told) = resume::read::<Record>(&dir, RECORD)
+            && told.packages == digests
+        {
+            return Ok(Batch {
+                dir,
+                resumed: true,
+                told,
+            });
+        }
+        let cleared = resume::clear(&dir);
+        cleared.map_err(|error| Failure::io("Clearing the batch's directory", &error.source))?;
+        if self.request.stop.load(Ordering::Relaxed) {
+            return Err(Failure::stopped());
+        }
         let mut package = Package::read(&first.dir).map_err(Failure::from)?;
         let mut cases = Vec::new();
         for package in packages {
@@ -57,7 +98,6 @@ impl Runner<'_> {
         let text = dataset::batch_yaml(cases.iter().map(|case| &case.input));
         package.workspace = shared(&package.workspace, text)?;
         let counts: Vec<usize> = cases.iter().map(|case| entries(&case.input)).collect();
-        let dir = self.dir.join(NAME);
         let made = |error: std::io::Error| Failure::io("Making the batch's directory", &error);
         for name in ["workspace", "home", "tmp", "logs/agent", "logs/artifacts"] {
             std::fs::create_dir_all(dir.join(name)).map_err(made)?;
@@ -75,6 +115,7 @@ impl Runner<'_> {
             dir: dir.clone(),
             workspace,
             outputs,
+            attempt,
         };
         let step = work.package.steps.first();
         let step = step.ok_or_else(|| Failure::Skipped("There is no step.".to_owned()))?;
@@ -87,10 +128,13 @@ impl Runner<'_> {
         work.check_workspace(&mut report)?;
         let taken = work.take_all(packages.len())?;
         work.clean_up(&mut Vec::new());
+        if self.request.keep == Keep::None {
+            remove_tree(&dir.join("workspace")).ok();
+        }
         let patterns = dataset.verification.outputs.iter();
         let patterns = patterns
             .filter_map(|output| Some((output.path.clone()?, output.batch_pattern.clone())));
-        let mut shares: BTreeMap<CaseId, Vec<TreePath>> = BTreeMap::new();
+        let mut shares: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (output, pattern) in patterns {
             let files = taken
                 .iter()
@@ -99,14 +143,26 @@ impl Runner<'_> {
                 .collect();
             let parts = share(files, &pattern, &counts);
             for (package, part) in packages.iter().zip(parts) {
-                shares.entry(package.id.clone()).or_default().extend(part);
+                let part = part.iter().map(ToString::to_string);
+                shares
+                    .entry(package.id.to_string())
+                    .or_default()
+                    .extend(part);
             }
         }
-        Ok(Batch {
+        let told = Record {
+            packages: digests,
             run: run.unwrap_or_default(),
             message: report.message,
-            dir,
             shares,
+        };
+        // From here on the trial is over.
+        write_atomic(&dir.join(RECORD), &to_text(&told), 0o644)
+            .map_err(|error| Failure::io("Writing what the batch came to", &error.source))?;
+        Ok(Batch {
+            dir,
+            resumed: false,
+            told,
         })
     }
 }
@@ -138,7 +194,10 @@ impl Work<'_> {
         report: &mut StepResult,
     ) -> Result<AgentRun, Failure> {
         let failed = |error: std::io::Error| Failure::io("Sharing out the batch's outputs", &error);
-        for path in batch.shares.get(&self.id).into_iter().flatten() {
+        let share = batch.told.shares.get(self.id.as_str());
+        // Checked, as it may have been read back.
+        for path in share.into_iter().flatten() {
+            let path = TreePath::new(path).map_err(|why| failed(std::io::Error::other(why)))?;
             let from = batch.dir.join("outputs").join(path.as_str());
             // Nobody but casepack has written here.
             let to = self.dir.join("workspace").join(path.as_str());
@@ -150,10 +209,10 @@ impl Work<'_> {
         for name in ["stdout.txt", "stderr.txt"] {
             std::fs::copy(batch.dir.join(name), self.dir.join(name)).map_err(failed)?;
         }
-        if let Some(told) = &batch.message {
+        if let Some(told) = &batch.told.message {
             report.add_message(told);
         }
-        Ok(batch.run.clone())
+        Ok(batch.told.run.clone())
     }
 }
 

@@ -60,8 +60,9 @@ pub(super) struct Runner<'a> {
     pub(super) hooks: Hooks<'a>,
     /// What the hooks before all cases told.
     pub(super) told: Told,
-    /// What one agent did for all cases; what it could not, with the reason.
-    pub(super) batch: Option<Result<Batch, Failure>>,
+    /// What one agent did for all cases, by attempt; what it could not, with the reason. Empty where
+    /// each case has an agent of its own.
+    pub(super) batches: Vec<Result<Batch, Failure>>,
     pub(super) diags: Mutex<Diagnostics>,
     /// What of the project agents were shown.
     pub(super) shown: Mutex<BTreeSet<PathBuf>>,
@@ -110,6 +111,8 @@ pub(super) struct Work<'r> {
     pub(super) workspace: Root,
     /// Declared outputs, and whether each is a directory.
     pub(super) outputs: Vec<(TreePath, bool)>,
+    /// From 1.
+    pub(super) attempt: u32,
 }
 
 /// What becomes known while a case is worked on.
@@ -152,14 +155,20 @@ pub(super) struct Party {
 }
 
 impl Runner<'_> {
-    /// Where a case's files are, or those of one attempt of several at it.
-    pub(super) fn place(&self, id: &CaseId, attempt: u32) -> PathBuf {
-        let dir = self.dir.join(id.as_str());
+    /// Where the files of a case (or of a batch) are, or those of one attempt of several at it.
+    pub(super) fn place(&self, name: &str, attempt: u32) -> PathBuf {
+        let dir = self.dir.join(name);
         if self.request.attempts > 1 {
             dir.join(format!("attempt-{attempt}"))
         } else {
             dir
         }
+    }
+
+    /// What the attempt `attempt` of one agent at all cases came to.
+    pub(super) fn batch_of(&self, attempt: u32) -> Option<&Result<Batch, Failure>> {
+        let index = usize::try_from(attempt).ok()?.checked_sub(1)?;
+        self.batches.get(index)
     }
 
     /// Adds a finding.
@@ -169,7 +178,7 @@ impl Runner<'_> {
     }
 
     /// Runs one case in `dir`; whatever goes wrong is in its result.
-    pub(super) fn case(&self, package: &PackageRef, dir: &Path) -> CaseResult {
+    pub(super) fn case(&self, package: &PackageRef, attempt: u32, dir: &Path) -> CaseResult {
         let start = Instant::now();
         let mut result = CaseResult::new(&package.id);
         result.started = Some(start.duration_since(self.start));
@@ -178,7 +187,7 @@ impl Runner<'_> {
             result.dir = Some(place.to_string_lossy().into_owned());
         }
         let mut messages = Vec::new();
-        let failure = match self.prepare(package, dir, &mut result) {
+        let failure = match self.prepare(package, attempt, dir, &mut result) {
             Err(failure) => Some(failure),
             Ok(work) => {
                 let failure = work.live(&mut result, &mut messages).err();
@@ -215,6 +224,14 @@ impl Runner<'_> {
                 messages.push(message);
             }
         }
+        if !self.request.keep.keeps(result.status)
+            && let Err(error) = remove_tree(&dir.join("workspace"))
+        {
+            messages.push(format!(
+                "The workspace could not be removed: {}.",
+                error.source
+            ));
+        }
         result.duration = start.elapsed();
         if !messages.is_empty() {
             result.message = Some(messages.join(" "));
@@ -228,21 +245,20 @@ impl Runner<'_> {
     fn prepare<'r>(
         &'r self,
         reference: &PackageRef,
+        attempt: u32,
         dir: &Path,
         result: &mut CaseResult,
     ) -> Result<Work<'r>, Failure> {
         let id = &reference.id;
         let package = Package::read(&reference.dir)?;
         result.package_digest = package.digest.map(|digest| digest.to_string());
-        for field in &package.unheld {
+        let unheld = package.unheld.iter().map(|field| {
+            format!("[environment].{field} of task.toml is not held to: there is no container.")
+        });
+        for message in unheld.chain(package.limits.told.iter().cloned()) {
             // The same for every package, so that it is told once.
             self.tell(
-                Diagnostic::new(
-                    Rule::Unsupported,
-                    format!(
-                        "[environment].{field} of task.toml is not held to: there is no container."
-                    ),
-                )
+                Diagnostic::new(Rule::Unsupported, message)
                 .severity(Severity::Note)
                 .help("Nothing has to be done if the task works without; else use --engine harbor.")
                 .case(id),
@@ -293,6 +309,7 @@ impl Runner<'_> {
             dir: dir.to_owned(),
             workspace: root,
             outputs,
+            attempt,
         })
     }
 
@@ -412,7 +429,7 @@ impl Work<'_> {
     ) -> Result<(), Failure> {
         let hooks = &self.runner.hooks;
         // With one agent for all cases there is nothing around each (policy 16).
-        let alone = self.runner.batch.is_none() || phase == Phase::BeforeScoring;
+        let alone = self.runner.batches.is_empty() || phase == Phase::BeforeScoring;
         if !alone || !hooks.has(phase) {
             return Ok(());
         }
@@ -555,7 +572,7 @@ impl Work<'_> {
             )
             .map_err(|error| Failure::io("Writing the instruction", &error.source))?;
         }
-        let run = match &self.runner.batch {
+        let run = match self.runner.batch_of(self.attempt) {
             None => self.agent(index, step, &dir, life, report),
             Some(Ok(batch)) => self.take_share(batch, report).map(Some),
             Some(Err(failure)) => Err(failure.clone()),
@@ -783,8 +800,19 @@ impl Work<'_> {
         }
     }
 
-    /// Runs a script as Harbor does: by its first line, and by the shell when it has none.
-    pub(super) fn script(&self, path: &str) -> Vec<OsString> {
+    /// Runs the script `name` of `tree`, which lies at `path`, as Harbor does: by its first line, and
+    /// by the shell when it has none.
+    pub(super) fn script(&self, tree: &Tree, name: &str, path: &str) -> Vec<OsString> {
+        let entry = TreePath::new(name).ok().and_then(|name| tree.get(&name));
+        let says = entry.is_some_and(|entry| match &entry.content.data {
+            Data::Bytes(bytes) => bytes.starts_with(b"#!/"),
+            Data::File { .. } => false,
+        });
+        // Without a sandbox a file that was just written may be open in a process that another
+        // thread is starting, so that it can't be executed yet; the shell takes its time.
+        if says && self.runner.sandbox.is_some() {
+            return vec![path.into()];
+        }
         [self.shell(), "-c", "\"$0\"", path]
             .map(OsString::from)
             .into()
@@ -857,6 +885,7 @@ impl Work<'_> {
             files: &party.files,
             output: party.output,
             timeout: party.timeout,
+            limits: &self.package.limits.words(self.runner.request.env),
             bwrap: self.runner.sandbox.is_some(),
             scope: None,
             stop: self.runner.request.stop,
@@ -969,8 +998,13 @@ fn mean(steps: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
 fn leave_traces(dir: &Path, run: Option<&AgentRun>, life: &Life) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::io("Writing the agent's logs", &error);
     let logs = dir.join("logs/agent");
-    let Some(run) = run else { return Ok(()) };
-    for name in ["stdout.txt", "stderr.txt"] {
+    if run.is_none() && life.told.data.is_empty() {
+        return Ok(());
+    }
+    for name in ["stdout.txt", "stderr.txt"]
+        .iter()
+        .filter(|_| run.is_some())
+    {
         let to = logs.join(name);
         // Whatever the agent put there: a link is removed, not followed.
         remove_tree(&to).map_err(|error| failed(error.source))?;
@@ -981,7 +1015,10 @@ fn leave_traces(dir: &Path, run: Option<&AgentRun>, life: &Life) -> Result<(), F
     }
     let told = logs.join("run_result.json");
     remove_tree(&told).map_err(|error| failed(error.source))?;
-    let mut document = serde_json::to_value(run).unwrap_or_default();
+    let mut document = match run {
+        Some(run) => serde_json::to_value(run).unwrap_or_default(),
+        None => serde_json::json!({}),
+    };
     if !life.told.data.is_empty() {
         document["hook_outputs"] = life.told.data.clone().into();
     }

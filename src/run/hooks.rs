@@ -247,6 +247,7 @@ impl Hooks<'_> {
             files: &[],
             output: (output, None),
             timeout: Some(timeout),
+            limits: &[],
             bwrap: false,
             scope: Some(around.scope),
             // What cleans up is left to its own end, also when the run is stopped.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use toml_edit::{DocumentMut, Item, TableLike};
 
+use super::limits::Limits;
 use crate::digest::Digest;
 use crate::fs::Root;
 use crate::path::TreePath;
@@ -39,6 +40,8 @@ pub(super) struct Package {
     pub(super) agent_user: Option<u32>,
     /// As whom the verifier works.
     pub(super) verifier_user: Option<u32>,
+    /// What its processes are held to.
+    pub(super) limits: Limits,
     /// What it asks for that a run without containers does not give: fields of `task.toml`.
     pub(super) unheld: Vec<&'static str>,
     /// Whether the verifier sees only `artifacts` of what the agent did.
@@ -200,6 +203,7 @@ impl Package {
             solution_env: task.table("solution")?.texts("env")?,
             agent_network: network(&agent)?,
             verifier_network: network(&verifier)?,
+            limits: Limits::of(|field| environment.get(field)),
             unheld: unheld(&environment),
             agent_user: user(&agent)?,
             verifier_user: user(&verifier)?,
@@ -216,20 +220,9 @@ impl Package {
     }
 }
 
-/// Limits, devices and services that only a container, or its host, can give.
+/// Devices and services that only a container, or its host, can give.
 fn unheld(environment: &Table<'_>) -> Vec<&'static str> {
-    const FIELDS: [&str; 10] = [
-        "cpus",
-        "gpus",
-        "healthcheck",
-        "mcp_servers",
-        "memory",
-        "memory_mb",
-        "skills_dir",
-        "storage",
-        "storage_mb",
-        "tpu",
-    ];
+    const FIELDS: [&str; 5] = ["gpus", "healthcheck", "mcp_servers", "skills_dir", "tpu"];
     let asks = |field: &&str| environment.get(field).is_some();
     FIELDS.into_iter().filter(asks).collect()
 }

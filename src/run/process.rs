@@ -48,6 +48,8 @@ pub(super) struct Job<'a> {
     pub(super) output: (Capture, Option<Capture>),
     /// How long it may take.
     pub(super) timeout: Option<Duration>,
+    /// Words in front of the command that hold it to limits.
+    pub(super) limits: &'a [OsString],
     /// Whether it is `bwrap`, which tells what becomes of the command when it is asked to.
     pub(super) bwrap: bool,
     /// The mark of a scope until whose end what it started may live; its output then goes to the
@@ -216,7 +218,14 @@ pub(super) fn end_scope(mark: &str) -> bool {
 /// Starts the child; gives the pipes of its output, its errors (if apart) and its status.
 fn start_child(job: &Job<'_>, mark: &str) -> io::Result<(Child, [Option<OwnedFd>; 3])> {
     let (program, arguments) = job.argv.split_first().ok_or(Errno::INVAL)?;
-    let mut command = Command::new(program);
+    let mut command = match job.limits.split_first() {
+        None => Command::new(program),
+        Some((first, words)) => {
+            let mut command = Command::new(first);
+            command.args(words).arg(program);
+            command
+        }
+    };
     let held = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut out, mut err) = (None, None);
     let out_end;

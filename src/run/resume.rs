@@ -125,7 +125,8 @@ pub(super) fn clear(dir: &Path) -> Result<(), FsError> {
     remove_tree(dir)
 }
 
-fn read<T: for<'d> Deserialize<'d>>(dir: &Path, name: &str) -> Option<T> {
+/// The document `name` in `dir`, when it is there and whole.
+pub(super) fn read<T: for<'d> Deserialize<'d>>(dir: &Path, name: &str) -> Option<T> {
     let root = Root::open(dir).ok()?;
     let (bytes, _) = root.read(&TreePath::new(name).ok()?, MAX).ok()?;
     serde_json::from_slice(&bytes).ok()

@@ -9,7 +9,7 @@
 //! that user could do without capabilities, through files of `/proc`, is shut off.
 //!
 //! What it does not do: with a public network, servers on this machine's loopback and its abstract
-//! sockets can be reached; memory and processor time are not limited; files below `/usr` that only
+//! sockets can be reached; what `limits` does not hold is not limited; files below `/usr` that only
 //! root may read are readable when the caller is root.
 
 use std::collections::BTreeMap;

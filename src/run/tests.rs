@@ -220,6 +220,7 @@ impl World {
                 agent: self.agent,
                 model: None,
                 sandbox: self.sandbox,
+                keep: Keep::All,
                 jobs: self.jobs,
                 env: &caller(),
                 pass_at: PASS_AT,

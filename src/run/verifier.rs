@@ -63,7 +63,7 @@ impl Work<'_> {
         let ended = self.start_in(
             workspace.as_deref(),
             Party {
-                command: self.script(&format!("{seen}/{TEST}")),
+                command: self.script(&step.tests, TEST, &format!("{seen}/{TEST}")),
                 mounts,
                 env,
                 network: self.package.verifier_network,

@@ -139,7 +139,7 @@ impl Work<'_> {
         self.add_places(&mut env, dir);
         env.insert("CASEPACK_SOLUTION_DIR".to_owned(), seen.clone());
         Ok(Ready {
-            command: self.script(&format!("{seen}/{SOLVE}")),
+            command: self.script(tree, SOLVE, &format!("{seen}/{SOLVE}")),
             mounts: vec![Mount::read(solution, "/solution")],
             env,
             ..Ready::default()

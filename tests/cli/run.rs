@@ -1,6 +1,7 @@
 //! `casepack run`: the template passes, verdicts become exit codes, and interrupts end it whole.
 
 mod hostile;
+mod limits;
 
 use std::process::Stdio;
 use std::thread::sleep;
@@ -212,6 +213,20 @@ fn an_interrupt_ends_agents_and_keeps_what_is_known() {
                 .contains("\"interrupted\": true")
         );
     }
+}
+
+#[test]
+fn an_interrupt_says_last_how_to_go_on_and_lists_no_case_that_had_not_begun() {
+    let (_project, child) = started("", &["--run-id", "r", "-j", "1"]);
+    signal(&child, Signal::INT);
+    let output = child.wait_with_output().expect("it ends");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        told.ends_with("Interrupted. Add --resume r to the same command to run the rest.\n"),
+        "{told}"
+    );
+    assert!(told.contains("… and 1 case that had not begun\n"), "{told}");
+    assert!(told.contains("  a  ") && !told.contains("  b  "), "{told}");
 }
 
 #[test]
@@ -550,7 +565,8 @@ fn hooks_run_in_all_phases_with_what_they_are_told() {
          test -f \"$CASE_INPUT\" && test -d \"$CASE_SOURCE_DIR\" && test \"$CASE_WORKSPACE\" = \"$PWD\"'\n",
     );
     let agent = "touch out/a; echo $FROM_HOOK > out/hook; exit 3\n";
-    let project = judged(agent, &hooks);
+    let judge = "  - name: told\n    check: 'return outputs[\"hook_outputs\"][\"port\"] == 8080'\n";
+    let project = judged(agent, &format!("{judge}{hooks}"));
     let outcome = run(
         &project,
         &["--run-id", "r", "--case", "a", "--output", "json"],
@@ -587,6 +603,14 @@ fn hooks_run_in_all_phases_with_what_they_are_told() {
     let log = hooks[0]["log"].as_str().unwrap();
     assert!(project.path(format!("runs/r/{log}")).exists());
     assert_eq!(document["hooks"][0]["phase"], "before_all");
+    // Judges are told of hooks where nobody worked, too.
+    let args = [
+        "--run-id", "n", "--case", "a", "--agent", "nop", "--output", "json",
+    ];
+    let document = run(&project, &args).run().assert_code(1).json();
+    let judges = document["cases"][0]["judges"].as_array().unwrap();
+    let told = judges.iter().find(|judge| judge["name"] == "told").unwrap();
+    assert_eq!(told["value"], true, "{told}");
 }
 
 #[test]
@@ -1045,13 +1069,37 @@ fn a_batch_is_one_trial_whose_outputs_are_shared_out() {
     let list = project.read("runs/r/_batch/outputs/out/RFE-1.list");
     assert_eq!(list.lines().collect::<Vec<_>>(), seen);
     assert_eq!(outcome.json()["cases"][1]["agent"]["exit_code"], 0);
-    for (args, told) in [
-        (&["--attempts", "2"][..], "made several times"),
-        (&["--resume", "r"], "taken up again"),
-    ] {
-        let outcome = run(&project, args).run().assert_code(1);
-        assert!(outcome.stderr.contains(told), "{outcome}");
-    }
+    // Two attempts are two trials, each with its own outputs.
+    let args = ["--run-id", "k", "--attempts", "2", "--output", "json"];
+    let document = run(&project, &args).run().assert_code(0).json();
+    assert_eq!(project.read("log"), "x\nx\nx\n");
+    assert_eq!(document["summary"]["pass_at_k"]["2"], 1.0);
+    assert!(
+        project
+            .path("runs/k/_batch/attempt-2/outputs/out/RFE-2.md")
+            .exists()
+    );
+    assert!(
+        project
+            .path("runs/k/b/attempt-2/workspace/out/RFE-3.md")
+            .exists()
+    );
+    // Taken up again: the trial is over, and what has no verdict is judged on what came of it.
+    std::fs::remove_file(project.path("runs/r/b/result.json")).unwrap();
+    let resume = ["--resume", "r", "--output", "json"];
+    let document = run(&project, &resume).run().assert_code(0).json();
+    assert_eq!(project.read("log"), "x\nx\nx\n");
+    assert_eq!(document["cases"][0]["resumed"], true);
+    assert!(document["cases"][1]["resumed"].is_null());
+    assert_eq!(document["cases"][1]["status"], "passed");
+    // A trial that did not end is made again, and so is the trial over cases that changed.
+    std::fs::remove_file(project.path("runs/r/_batch/batch.json")).unwrap();
+    run(&project, &resume).run().assert_code(0);
+    assert_eq!(project.read("log"), "x\n".repeat(4));
+    project.write("cases/b/input.yaml", "prompt: other\n");
+    let document = run(&project, &resume).run().assert_code(0).json();
+    assert_eq!(project.read("log"), "x\n".repeat(5));
+    assert!(document["cases"][0]["resumed"].is_null());
     // Nobody started: no case has a verdict, and each says so.
     let outcome = run(
         &project,
@@ -1159,4 +1207,29 @@ fn packages_are_handed_to_harbor() {
         outcome.stderr.contains("'harbor' is not found"),
         "{outcome}"
     );
+}
+
+#[test]
+fn workspaces_are_kept_as_asked_for() {
+    for (keep, kept) in [
+        (None, [true, true]),
+        (Some("failed"), [false, true]),
+        (Some("none"), [false, false]),
+    ] {
+        let project = judged(ONE_OF_TWO, "");
+        let mut args = vec!["--run-id", "r"];
+        args.extend(keep.iter().flat_map(|keep| ["--keep-workspaces", *keep]));
+        run(&project, &args).run().assert_code(1);
+        for (case, kept) in ["a", "b"].into_iter().zip(kept) {
+            let workspace = project.path(format!("runs/r/{case}/workspace"));
+            assert_eq!(workspace.exists(), kept, "{keep:?} {case}");
+            assert!(
+                project
+                    .path(format!("runs/r/{case}/workspace.diff"))
+                    .exists()
+            );
+        }
+        // What the judges saw is kept in any case.
+        assert!(project.path("runs/r/a/outputs/out/a").exists());
+    }
 }

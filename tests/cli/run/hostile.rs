@@ -95,18 +95,29 @@ fn the_worst_of_agents_end_and_are_judged() {
 fn a_hundred_thousand_files_are_no_end() {
     let agent = "python3 - <<'END'\nimport os\nfor number in range(100_000):\n    \
                  os.close(os.open('out/%d' % number, os.O_CREAT))\nEND\n";
-    let project = project(agent, &["many"], "return 'out/1' in outputs['files']");
-    let outcome = run(&project, &["--run-id", "r", "--output", "json"]).run();
-    let document = outcome.assert_code(0).json();
-    let outputs = &case(&document, "many")["outputs"];
-    assert_eq!(outputs["files"].as_array().unwrap().len(), 10_000);
-    let told = outputs["skipped"].as_array().unwrap();
-    assert!(
-        told[0]["reason"]
-            .as_str()
-            .unwrap()
-            .contains("too many files")
-    );
+    for sandbox in sandboxes() {
+        let project = project(agent, &["many"], "return 'out/1' in outputs['files']");
+        let args = [
+            "--run-id",
+            "r",
+            "--sandbox",
+            sandbox,
+            "--keep-workspaces",
+            "none",
+        ];
+        let outcome = run(&project, &args).args(["--output", "json"]).run();
+        let document = outcome.assert_code(0).json();
+        let outputs = &case(&document, "many")["outputs"];
+        assert_eq!(outputs["files"].as_array().unwrap().len(), 10_000);
+        let told = outputs["skipped"].as_array().unwrap();
+        assert!(
+            told[0]["reason"]
+                .as_str()
+                .unwrap()
+                .contains("too many files")
+        );
+        assert!(!project.path("runs/r/many/workspace").exists());
+    }
 }
 
 #[test]
