@@ -19,11 +19,12 @@ pub(crate) mod tests;
 
 use std::fmt;
 
-pub use self::catalog::{Listed, Mount, Placement, Shard, ShardCase, tree_of};
-pub use self::pack::{Frame, PackIndex, Place};
+pub use self::catalog::{Listed, Mount, Placement, Shard, ShardCase, listing_file, tree_of};
+pub use self::pack::{Frame, Name, PackIndex, Place};
 pub use self::packer::{About, CaseDigests, PackError, PackageTree, Packed, Packer, intact};
 pub use self::release::{
-    CatalogShard, Descriptor, Document, Pack, Release, index_json, ref_object, release_of_ref,
+    CatalogShard, Descriptor, Document, Pack, Release, dataset_digest, index_json, ref_object,
+    release_of_ref,
 };
 use crate::digest::Digest;
 use crate::path::fold;

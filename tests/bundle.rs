@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use casepack::bundle::Compression;
 use casepack::digest::Digest;
-use casepack::fs::Root;
-use casepack::tree::Tree;
 use serde_json::Value;
 
+use crate::support::read_tree as read;
 use crate::support::{BUCKET, Case, Outcome, Project, ProjectBuilder, S3Server, many, pack, tree};
 
 /// A project with a release of `cases` in `bundle/`.
@@ -35,10 +33,6 @@ fn publish(project: &Project, dest: &str, tag: &str) -> Value {
         project,
         &["publish", dest, "--from", "bundle", "--tag", tag],
     )
-}
-
-fn read(dir: &Path) -> Tree {
-    Tree::from_dir(&Arc::new(Root::open(dir).unwrap()), None, 0).unwrap()
 }
 
 /// Directories in a destination but casepack's own.
@@ -386,8 +380,11 @@ fn common_tools_read_what_is_written() {
                 assert!(output.status.success(), "{command:?}: {output:?}");
                 if command[0] == "tar" {
                     let names = String::from_utf8(output.stdout).unwrap();
+                    let (last, contents) =
+                        names.trim().rsplit_once('\n').map(|(a, b)| (b, a)).unwrap();
+                    assert_eq!(last, "index.jsonl");
                     assert!(
-                        names.lines().all(|name| name.starts_with("sha256/")),
+                        contents.lines().all(|name| name.starts_with("sha256/")),
                         "{names}"
                     );
                 }

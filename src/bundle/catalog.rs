@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::{Bad, View, limits, pack};
+use super::{Bad, View, json, limits, pack};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::path::{CaseId, TreePath};
 use crate::tree::Mode;
@@ -42,6 +42,43 @@ pub fn tree_of<'a>(listing: impl IntoIterator<Item = &'a Listed>) -> TreeId {
     TreeId(hasher.finish())
 }
 
+/// The bytes of a file that lists a tree: a package may have one of its workspace, and then need
+/// not store it.
+pub fn listing_file<'a>(listing: impl IntoIterator<Item = &'a Listed>) -> Vec<u8> {
+    let mut out = b"{\"files\":[".to_vec();
+    for (at, listed) in listing.into_iter().enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        push_entry(
+            &mut out,
+            &listed.path,
+            listed.mode,
+            listed.digest,
+            listed.size,
+        );
+    }
+    out.extend_from_slice(b"]}\n");
+    out
+}
+
+/// `["path","mode","hex",size]`
+pub(super) fn push_entry(
+    out: &mut Vec<u8>,
+    path: &TreePath,
+    mode: Mode,
+    digest: Digest,
+    size: u64,
+) {
+    out.push(b'[');
+    json::push_text(out, path.as_str());
+    out.extend_from_slice(b",\"");
+    out.extend_from_slice(mode.letter().as_bytes());
+    out.extend_from_slice(b"\",\"");
+    out.extend_from_slice(&digest.hex_digits());
+    out.extend_from_slice(format!("\",{size}]").as_bytes());
+}
+
 /// Where the files of a view lie in a Harbor package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
@@ -64,6 +101,8 @@ pub struct Placement {
     pub workspace: Option<Mount>,
     /// Where the evaluation material is.
     pub evaluation: Option<Mount>,
+    /// Where a file lies that lists the workspace (see [`listing_file`]).
+    pub listing: Option<TreePath>,
 }
 
 /// One case of a shard.
@@ -71,8 +110,6 @@ pub struct Placement {
 pub struct ShardCase {
     /// The case.
     pub id: CaseId,
-    /// Its tree's digest.
-    pub tree: TreeId,
     /// In shards of the task view: how the package is put together.
     pub placement: Option<Placement>,
     groups: Vec<usize>,
@@ -103,7 +140,6 @@ struct CaseLine<'a> {
     groups: Vec<usize>,
     id: std::borrow::Cow<'a, str>,
     package: Option<PackageLine>,
-    tree: &'a str,
 }
 
 /// How a [`Placement`] stands in a line.
@@ -111,6 +147,7 @@ struct CaseLine<'a> {
 struct PackageLine {
     evaluation: Option<MountLine>,
     harbor: String,
+    listing: Option<String>,
     name: String,
     task: String,
     workspace: Option<MountLine>,
@@ -157,14 +194,12 @@ impl Shard {
             if !line.groups.is_sorted_by(|a, b| a < b) {
                 return Err(bad(format!("has groups out of order, in '{id}'")));
             }
-            let tree = Digest::from_hex(line.tree).map_err(|error| bad(error.to_string()))?;
             cases.push(ShardCase {
                 placement: line
                     .package
                     .map(|package| package.placement().map_err(&bad))
                     .transpose()?,
                 id,
-                tree: TreeId(tree),
                 groups: line.groups,
                 own: listing(&line.entries).map_err(&bad)?,
             });
@@ -197,10 +232,10 @@ impl Shard {
             })
     }
 
-    /// The files of a case, sorted by path; their tree has the digest that the shard says.
+    /// The files of a case, sorted by path.
     ///
     /// # Errors
-    /// When it has another, two files at one place, or too many.
+    /// When it has two files at one place, or too many.
     pub fn listing(&self, case: &ShardCase) -> Result<Vec<Listed>, Bad> {
         let bad = |why: &str| Bad::new(&self.object, format!("{why}, in '{}'", case.id));
         let groups = || {
@@ -223,21 +258,16 @@ impl Shard {
         if !is_tree(&files) {
             return Err(bad("lists two files at one place, or one below another"));
         }
-        if tree_of(&files) != case.tree {
-            return Err(bad(
-                "lists files whose tree has another digest than it says",
-            ));
-        }
         Ok(files)
     }
 }
 
 impl PackageLine {
     fn placement(self) -> Result<Placement, String> {
+        let path = |text: &str| {
+            TreePath::new(text).map_err(|error| format!("has a bad path in a package: {error}"))
+        };
         let mount = |line: MountLine| -> Result<Mount, String> {
-            let path = |text: &str| {
-                TreePath::new(text).map_err(|error| format!("has a bad path in a package: {error}"))
-            };
             Ok(Mount {
                 at: path(&line.at)?,
                 without: line
@@ -254,6 +284,7 @@ impl PackageLine {
             harbor: Digest::from_hex(&self.harbor).map_err(|error| error.to_string())?,
             workspace: self.workspace.map(mount).transpose()?,
             evaluation: self.evaluation.map(mount).transpose()?,
+            listing: self.listing.as_deref().map(path).transpose()?,
         })
     }
 }

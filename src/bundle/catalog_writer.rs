@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::catalog::{Mount, Placement};
 use super::{cuts, json, limits};
-use crate::digest::{Digest, TreeId};
+use crate::digest::Digest;
 use crate::path::CaseId;
 
 /// Bytes past which a shard may end.
@@ -23,7 +23,6 @@ const SHARD_MAX: u64 = 1 << 20;
 /// One case, as its shard has it: entries by number, sorted by path.
 pub(super) struct Line<'a> {
     pub(super) id: &'a CaseId,
-    pub(super) tree: TreeId,
     pub(super) entries: &'a [u32],
     pub(super) placement: Option<&'a Placement>,
 }
@@ -34,7 +33,7 @@ pub(super) fn cut(cases: &[Line<'_>], len_of: &dyn Fn(u32) -> u64) -> Vec<Range<
     let mut seen: BTreeSet<u32> = BTreeSet::new();
     let (mut start, mut raw) = (0, 0);
     for (at, case) in cases.iter().enumerate() {
-        let fixed = json::text_len(case.id.as_str()) as u64 + 100 + placement_len(case);
+        let fixed = json::text_len(case.id.as_str()) as u64 + 30 + placement_len(case);
         let added = |seen: &mut BTreeSet<u32>| {
             let new = case.entries.iter().filter(|entry| seen.insert(**entry));
             fixed + new.map(|entry| len_of(*entry) + 1).sum::<u64>()
@@ -146,9 +145,7 @@ pub(super) fn text(
         if let Some(placement) = case.placement {
             push_placement(&mut out, placement);
         }
-        out.extend_from_slice(b",\"tree\":\"");
-        out.extend_from_slice(case.tree.0.hex().as_bytes());
-        out.extend_from_slice(b"\"}\n");
+        out.extend_from_slice(b"}\n");
         if out.len() - start > limits::LINE_BYTES || case.entries.len() > limits::FILES {
             return Err(TooLong {
                 case: case.id.clone(),
@@ -177,9 +174,12 @@ fn push_placement(out: &mut Vec<u8>, placement: &Placement) {
         push_mount(out, mount);
         out.push(b',');
     }
-    out.extend_from_slice(
-        format!("\"harbor\":\"{}\",\"name\":", placement.harbor.hex()).as_bytes(),
-    );
+    out.extend_from_slice(format!("\"harbor\":\"{}\"", placement.harbor.hex()).as_bytes());
+    if let Some(path) = &placement.listing {
+        out.extend_from_slice(b",\"listing\":");
+        json::push_text(out, path.as_str());
+    }
+    out.extend_from_slice(b",\"name\":");
     json::push_text(out, placement.name.as_str());
     out.extend_from_slice(b",\"task\":");
     json::push_text(out, &placement.task);

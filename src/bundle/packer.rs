@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 
-use super::catalog::{Listed, Mount, Placement, tree_of};
+use super::catalog::{self, Listed, Mount, Placement, listing_file, tree_of};
 use super::catalog_writer::{self, Line};
-use super::pack::{self, Frame, FramePlan, Holds, PackIndex, Piece, Squeezer};
-use super::previous::{Contents, Frames, Previous, list_key};
+use super::pack::{self, Frame, Holds, Piece, Squeezer};
+use super::previous::{Contents, Frames, Previous};
 use super::release::{dataset_digest, packages_digest};
 use super::{
     Bad, CatalogShard, Compression, Descriptor, Document, INDEX_JSON, OCI_LAYOUT, OCI_LAYOUT_BYTES,
@@ -258,6 +258,7 @@ impl Packer {
             harbor: package.harbor,
             workspace: split.workspace,
             evaluation: split.evaluation,
+            listing: split.listing,
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let listings = [
@@ -448,6 +449,7 @@ fn same_but_packing(a: &Document, b: &Document) -> bool {
 struct Split<'a> {
     workspace: Option<Mount>,
     evaluation: Option<Mount>,
+    listing: Option<TreePath>,
     task: Vec<(&'a TreePath, &'a Entry)>,
 }
 
@@ -472,6 +474,7 @@ impl<'a> Split<'a> {
         let mut split = Self {
             workspace: None,
             evaluation: None,
+            listing: None,
             task: Vec::new(),
         };
         // Places of the package that come from another view.
@@ -496,6 +499,17 @@ impl<'a> Split<'a> {
             .iter()
             .filter(|(path, _)| claimed.next_if_eq(path).is_none());
         split.task = rest.collect();
+        let files: Vec<Listed> = workspace
+            .iter()
+            .map(|(path, it)| listed(path, it))
+            .collect();
+        let text = Descriptor::of(&listing_file(&files));
+        let same = split.task.iter().position(|(_, Entry { mode, content })| {
+            *mode == Mode::Regular && (content.digest, content.size) == (text.digest, text.size)
+        });
+        if let Some(at) = same {
+            split.listing = Some(split.task.remove(at).0.clone());
+        }
         split
     }
 }
@@ -618,7 +632,11 @@ impl State {
     fn new_content(&mut self, digest: Digest, size: u64, source: Source) -> u32 {
         let number = number(self.contents.len());
         self.contents.push(Row {
-            piece: Piece { digest, size },
+            piece: Piece {
+                digest,
+                size,
+                full: false,
+            },
             source,
         });
         self.content_of.insert(digest, number);
@@ -712,14 +730,8 @@ impl State {
 
     fn push_entry(&self, out: &mut Vec<u8>, entry: u32) {
         let (path, mode, content) = self.entries[entry as usize];
-        out.push(b'[');
-        json::push_text(out, self.paths[path as usize].as_str());
-        let Piece { digest, size } = self.contents[content as usize].piece;
-        out.extend_from_slice(b",\"");
-        out.extend_from_slice(mode.letter().as_bytes());
-        out.extend_from_slice(b"\",\"");
-        out.extend_from_slice(&digest.hex_digits());
-        out.extend_from_slice(format!("\",{size}]").as_bytes());
+        let Piece { digest, size, .. } = self.contents[content as usize].piece;
+        catalog::push_entry(out, &self.paths[path as usize], mode, digest, size);
     }
 
     fn entry_len(&self, entry: u32) -> u64 {
@@ -742,7 +754,7 @@ struct Planned {
     range: Option<(String, String)>,
     contents: Vec<u32>,
     pieces: Vec<Piece>,
-    frames: Vec<FramePlan>,
+    frames: Vec<Holds>,
 }
 
 struct Work<'a> {
@@ -822,13 +834,19 @@ impl Work<'_> {
                 }
             }
         }
+        let pieces = planned.iter().flat_map(|plan| &plan.pieces);
+        let alike = pack::alike(pieces.map(|piece| piece.digest));
+        if !alike.is_empty() {
+            for piece in planned.iter_mut().flat_map(|plan| &mut plan.pieces) {
+                piece.full = alike.contains(&piece.digest);
+            }
+        }
         planned
     }
 
     /// Makes the packs that are missing; also tells how many were taken over.
     fn packs(&self, jobs: usize) -> Result<(Vec<Pack>, u64), PackError> {
         let planned = self.plan();
-        let key = |pieces: &[Piece]| list_key(pieces.iter().map(|it| (it.digest, it.size)));
         let mut there: BTreeMap<Digest, &Pack> = BTreeMap::new();
         let mut earlier: Option<Contents> = None;
         if let Some(previous) = self.previous {
@@ -847,12 +865,11 @@ impl Work<'_> {
                     let same_way =
                         document.writer == WRITER && document.compression == self.compression;
                     for (pack, index) in document.packs.iter().zip(&indexes) {
-                        if same_way && previous.has(pack.blob) && previous.has(pack.index) {
-                            let contents = index
-                                .contents
-                                .iter()
-                                .map(|(digest, place)| (*digest, place.size));
-                            there.insert(list_key(contents), pack);
+                        if same_way
+                            && previous.has(pack.blob)
+                            && let Some(list) = index.list
+                        {
+                            there.insert(list, pack);
                         }
                     }
                     if needed {
@@ -865,7 +882,7 @@ impl Work<'_> {
         let mut todo: Vec<(usize, usize)> = Vec::new();
         let mut reused = 0;
         for (at, plan) in planned.iter().enumerate() {
-            let known = there.get(&key(&plan.pieces));
+            let known = there.get(&pack::list_key(&plan.pieces));
             packs.push(known.map(|pack| Pack {
                 view: plan.view,
                 shared: plan.shared,
@@ -896,8 +913,8 @@ impl Work<'_> {
             .iter()
             .filter_map(|(pack, frame)| {
                 let plan = planned.get(*pack)?;
-                match plan.frames.get(*frame)?.holds {
-                    Holds::Stretch(at, _) => Some((*plan.contents.get(at)?, OnceLock::new())),
+                match plan.frames.get(*frame)? {
+                    Holds::Stretch(at, _) => Some((*plan.contents.get(*at)?, OnceLock::new())),
                     Holds::Whole(_) => None,
                 }
             })
@@ -920,7 +937,7 @@ impl Work<'_> {
                     && let Some(pack) = open.take()
                     && let Some(place) = packs.get_mut(*at)
                 {
-                    *place = Some(pack.finish(plan, self.blobs)?);
+                    *place = Some(pack.finish(plan, self)?);
                 }
             }
             Ok(())
@@ -965,11 +982,10 @@ impl Work<'_> {
             frames: Frames::new(),
         };
         let temp = |source| failed("can not compress for", &self.blobs.dir)(source);
-        let FramePlan { holds, last } = &plan.frames[frame];
         let mut raw = Vec::new();
         let mut data = None;
         let mut fast = false;
-        match holds {
+        match &plan.frames[frame] {
             Holds::Whole(range) => {
                 for at in range.clone() {
                     let piece = plan.pieces[at];
@@ -1008,9 +1024,6 @@ impl Work<'_> {
                 }
             }
         }
-        if *last {
-            pack::end(&mut raw);
-        }
         let bytes = squeezer.frame(&raw, fast).map_err(temp)?;
         Ok(Squeezed {
             digest: Digest::of(&bytes),
@@ -1032,11 +1045,6 @@ impl Work<'_> {
                     .iter()
                     .map(|(id, row)| Line {
                         id,
-                        tree: match view {
-                            View::Workspace => row.digests.workspace,
-                            View::Evaluation => row.digests.evaluation,
-                            View::Task => row.digests.task,
-                        },
                         entries: row.listings.get(at).map_or(&[], Vec::as_slice),
                         placement: row.placement.as_ref().filter(|_| *view == View::Task),
                     })
@@ -1211,22 +1219,31 @@ impl OpenPack {
         Ok(())
     }
 
-    fn finish(self, plan: &Planned, blobs: &Blobs) -> Result<Pack, PackError> {
+    fn finish(mut self, plan: &Planned, work: &Work<'_>) -> Result<Pack, PackError> {
+        let raw = pack::index_frame(&plan.pieces, &plan.frames, &self.frames);
+        let bytes = Squeezer::new(work.compression)
+            .frame(&raw, false)
+            .map_err(failed("can not compress for", &work.blobs.dir))?;
+        let index = Descriptor::of(&bytes);
+        let frame = Squeezed {
+            digest: index.digest,
+            bytes,
+            raw: raw.len() as u64,
+            data: None,
+        };
+        self.add(frame, work.state)?;
         let blob = Descriptor {
             digest: self.hasher.finish(),
             size: self.size,
         };
-        blobs.place(&self.path, blob)?;
-        let index = PackIndex::new(&plan.pieces, &plan.frames, self.frames).to_lines();
-        let index =
-            pack::deflate_whole(&index).map_err(failed("can not compress for", &blobs.dir))?;
+        work.blobs.place(&self.path, blob)?;
         Ok(Pack {
             view: plan.view,
             shared: plan.shared,
             range: plan.range.clone(),
             blob,
             raw: self.raw,
-            index: blobs.write(&index)?,
+            index,
         })
     }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::catalog::{Listed, Placement, Shard};
 use super::pack::{PackIndex, Place};
-use super::{Bad, Descriptor, RefName, Release, View, blob_key, limits, release_of_ref};
-use crate::digest::{Digest, Hasher};
+use super::{Bad, Descriptor, Pack, RefName, Release, View, blob_key, limits, release_of_ref};
+use crate::digest::Digest;
 use crate::fs::{Kind, ReadError, Root};
 use crate::path::{CaseId, TreePath};
 
@@ -24,21 +24,10 @@ pub(super) struct Previous {
 /// Where contents lie in its packs.
 pub(super) struct Contents {
     packs: Vec<(File, PackIndex)>,
-    by_digest: BTreeMap<Digest, (usize, Place)>,
 }
 
 /// The inflated frames that one reader has in hand.
 pub(super) type Frames = BTreeMap<(usize, usize), Arc<Vec<u8>>>;
-
-/// What a list of contents is known by.
-pub(super) fn list_key(contents: impl IntoIterator<Item = (Digest, u64)>) -> Digest {
-    let mut hasher = Hasher::new();
-    for (digest, size) in contents {
-        hasher.update(digest.as_bytes());
-        hasher.update(&size.to_le_bytes());
-    }
-    hasher.finish()
-}
 
 impl Previous {
     /// The release that `reference` names in the directory `root`; `None` when there is none that
@@ -87,39 +76,46 @@ impl Previous {
         let packs = self.release.document.packs.iter();
         packs
             .map(|pack| {
-                let bytes = blob(&self.root, pack.index)?;
-                PackIndex::parse(pack.index.digest, &bytes, pack.blob.size)
+                let size = usize::try_from(pack.index.size).unwrap_or(usize::MAX);
+                let mut bytes = vec![0; size];
+                self.pack(pack)?
+                    .read_exact_at(&mut bytes, pack.data())
+                    .map_err(|error| Bad::new(pack.object(), error.to_string()))?;
+                pack.parse_index(&bytes)
             })
             .collect()
     }
 
     /// Its packs, opened.
     pub(super) fn contents(&self, indexes: Vec<PackIndex>) -> Result<Contents, Bad> {
-        let mut packs = Vec::new();
-        let mut by_digest = BTreeMap::new();
-        for (at, (pack, index)) in self.release.document.packs.iter().zip(indexes).enumerate() {
-            let path = TreePath::new(&blob_key(pack.blob.digest));
-            let (file, _) = path
-                .map_err(|error| error.to_string())
-                .and_then(|path| {
-                    self.root
-                        .open_file(&path)
-                        .map_err(|error| error.to_string())
-                })
-                .map_err(|why| Bad::new(format!("the pack {}", pack.blob.digest), why))?;
-            for (digest, place) in &index.contents {
-                by_digest.entry(*digest).or_insert((at, *place));
-            }
-            packs.push((file, index));
-        }
-        Ok(Contents { packs, by_digest })
+        let packs = self.release.document.packs.iter().zip(indexes);
+        let packs = packs.map(|(pack, index)| Ok((self.pack(pack)?, index)));
+        Ok(Contents {
+            packs: packs.collect::<Result<_, Bad>>()?,
+        })
+    }
+
+    fn pack(&self, pack: &Pack) -> Result<File, Bad> {
+        let path = TreePath::new(&blob_key(pack.blob.digest));
+        path.map_err(|error| error.to_string())
+            .and_then(|path| {
+                let opened = self.root.open_file(&path);
+                opened.map_err(|error| error.to_string())
+            })
+            .map(|(file, _)| file)
+            .map_err(|why| Bad::new(pack.object(), why))
     }
 }
 
 impl Contents {
     /// Whether it has the content.
     pub(super) fn has(&self, digest: Digest) -> bool {
-        self.by_digest.contains_key(&digest)
+        self.find(digest).is_some()
+    }
+
+    fn find(&self, digest: Digest) -> Option<(usize, Place)> {
+        let mut packs = self.packs.iter().enumerate();
+        packs.find_map(|(at, (_, index))| Some((at, index.find(digest)?)))
     }
 
     /// Appends the bytes `range` of the content.
@@ -132,7 +128,7 @@ impl Contents {
     ) -> Result<(), Bad> {
         let object = || format!("the content {digest} of the earlier release");
         let missing = || Bad::new(object(), "is not there");
-        let (pack, place) = *self.by_digest.get(&digest).ok_or_else(missing)?;
+        let (pack, place) = self.find(digest).ok_or_else(missing)?;
         let (file, index) = self.packs.get(pack).ok_or_else(missing)?;
         // Where the frame's first byte is, counted from the content's first.
         let mut start = -i128::from(place.offset);

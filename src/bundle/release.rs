@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
+use super::pack::PackIndex;
 use super::{Bad, Compression, RefName, View, json, limits};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::path::CaseId;
@@ -15,7 +16,6 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const ARTIFACT: &str = "application/vnd.casepack.dataset.v1";
 const DOCUMENT: &str = "application/vnd.casepack.dataset.v1+json";
 const CATALOG: &str = "application/vnd.casepack.catalog.v1+jsonl+zstd";
-const PACK_INDEX: &str = "application/vnd.casepack.packindex.v1+jsonl+zstd";
 const PACK_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const PACK_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const VIEW: &str = "io.casepack.view";
@@ -64,11 +64,33 @@ pub struct Pack {
     pub blob: Descriptor,
     /// Its inflated bytes.
     pub raw: u64,
-    /// The blob of its index.
+    /// Its last frame, which holds its index.
     pub index: Descriptor,
 }
 
 impl Pack {
+    /// What it is called in messages.
+    pub fn object(&self) -> String {
+        format!("the pack {}", self.blob.digest)
+    }
+
+    /// Where its index begins: the bytes of the frames before.
+    pub fn data(&self) -> u64 {
+        self.blob.size.saturating_sub(self.index.size)
+    }
+
+    /// Its index, from the bytes of its last frame, which are compared with their digest.
+    ///
+    /// # Errors
+    /// When they are others, or are no index.
+    pub fn parse_index(&self, bytes: &[u8]) -> Result<PackIndex, Bad> {
+        if Descriptor::of(bytes) != self.index {
+            let why = "has an index with other bytes than its digest says";
+            return Err(Bad::new(self.object(), why));
+        }
+        PackIndex::parse(self.index.digest, bytes, self.data())
+    }
+
     /// Whether contents of the case may lie here.
     pub fn may_have_case(&self, case: &CaseId) -> bool {
         match &self.range {
@@ -263,10 +285,7 @@ impl Document {
     /// The blobs that it names, in the order of the manifest's layers.
     pub fn blobs(&self) -> impl Iterator<Item = Descriptor> {
         let shards = self.shards.iter().map(|shard| shard.blob);
-        let indexes = self.packs.iter().map(|pack| pack.index);
-        shards
-            .chain(indexes)
-            .chain(self.packs.iter().map(|pack| pack.blob))
+        shards.chain(self.packs.iter().map(|pack| pack.blob))
     }
 
     fn layers(&self) -> Vec<RawDescriptor> {
@@ -276,10 +295,9 @@ impl Document {
         };
         let shards = self.shards.iter();
         let shards = shards.map(|shard| shard.blob.layer(CATALOG, shard.view));
-        let packs = || self.packs.iter();
+        let packs = self.packs.iter();
         shards
-            .chain(packs().map(|pack| pack.index.layer(PACK_INDEX, pack.view)))
-            .chain(packs().map(|pack| pack.blob.layer(pack_type, pack.view)))
+            .chain(packs.map(|pack| pack.blob.layer(pack_type, pack.view)))
             .collect()
     }
 
@@ -380,6 +398,9 @@ impl Document {
                     size: pack.index.size,
                 },
             });
+        }
+        if packs.iter().any(|pack| pack.index.size > pack.blob.size) {
+            return Err(bad("has a pack that is smaller than its index"));
         }
         let sizes = shards.iter().map(|shard| shard.blob.size);
         let sizes = sizes.chain(packs.iter().map(|pack| pack.index.size));
@@ -591,9 +612,7 @@ pub fn index_json<'a>(refs: impl IntoIterator<Item = (&'a RefName, Descriptor)>)
 }
 
 /// The dataset digest: over every case, sorted by id, `id NUL workspace-hex NUL evaluation-hex LF`.
-pub(super) fn dataset_digest<'a>(
-    cases: impl IntoIterator<Item = (&'a CaseId, TreeId, TreeId)>,
-) -> Digest {
+pub fn dataset_digest<'a>(cases: impl IntoIterator<Item = (&'a CaseId, TreeId, TreeId)>) -> Digest {
     digest_of_pairs(
         cases
             .into_iter()

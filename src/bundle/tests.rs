@@ -162,9 +162,9 @@ fn restore(root: &Path, release: &Release) -> BTreeMap<(View, String), BTreeMap<
     let document = &release.document;
     let mut contents = BTreeMap::new();
     for pack in &document.packs {
-        let index = blob(root, pack.index);
-        let index = PackIndex::parse(pack.index.digest, &index, pack.blob.size).unwrap();
         let bytes = blob(root, pack.blob);
+        let (frames, last) = bytes.split_at(index_of(pack.data()));
+        let index = pack.parse_index(last).unwrap();
         let mut raw = Vec::new();
         let mut starts = Vec::new();
         for frame in &index.frames {
@@ -173,8 +173,9 @@ fn restore(root: &Path, release: &Release) -> BTreeMap<(View, String), BTreeMap<
                 index_of(frame.offset + frame.length),
             );
             starts.push(raw.len());
-            raw.extend(frame.inflate(&bytes[from..to]).unwrap());
+            raw.extend(frame.inflate(&frames[from..to]).unwrap());
         }
+        raw.extend(pack::inflate(last, limits::SHARD_BYTES, "index").unwrap());
         assert_eq!(raw.len() as u64, pack.raw);
         // The whole is one tar archive of files that are called by their content.
         let mut archive = tar::Archive::new(&raw[..]);
@@ -184,23 +185,24 @@ fn restore(root: &Path, release: &Release) -> BTreeMap<(View, String), BTreeMap<
             assert_eq!(entry.header().entry_type(), tar::EntryType::Regular);
             names.push(entry.path().unwrap().to_str().unwrap().to_owned());
         }
-        let expected: Vec<String> = index
-            .contents
-            .iter()
-            .map(|(digest, _)| format!("sha256/{}", digest.hex()))
+        let own = index.contents.iter();
+        let expected: Vec<String> = own
+            .map(|(name, _)| format!("sha256/{name}"))
+            .chain(["index.jsonl".to_owned()])
             .collect();
         assert_eq!(names, expected);
-        for (digest, place) in &index.contents {
+        for (name, place) in &index.contents {
             let start = starts[place.frame] + index_of(place.offset);
             let data = raw[start..start + index_of(place.size)].to_vec();
-            assert_eq!(Digest::of(&data), *digest);
+            let digest = Digest::of(&data);
+            assert!(Name::of(digest).contains(name));
             assert!(PackIndex::is_file(
-                *digest,
+                digest,
                 *place,
                 &raw[starts[place.frame]..]
             ));
-            assert_eq!(index.find(*digest), Some(*place));
-            contents.insert((pack.view, *digest), data);
+            assert_eq!(index.find(digest), Some(*place));
+            contents.insert((pack.view, digest), data);
         }
     }
     let mut trees = BTreeMap::new();
@@ -209,7 +211,8 @@ fn restore(root: &Path, release: &Release) -> BTreeMap<(View, String), BTreeMap<
         assert_eq!(read.cases.len() as u64, shard.cases);
         for case in &read.cases {
             let mut files = BTreeMap::new();
-            for listed in read.listing(case).unwrap() {
+            let listing = read.listing(case).unwrap();
+            for listed in &listing {
                 // A view finds its contents in its own packs, or in those of views before it.
                 let data = View::ALL
                     .into_iter()
@@ -218,7 +221,7 @@ fn restore(root: &Path, release: &Release) -> BTreeMap<(View, String), BTreeMap<
                     .unwrap();
                 files.insert(listed.path.as_str().to_owned(), data.clone());
             }
-            assert_eq!(tree(&files).id(), case.tree, "modes come back, too");
+            assert_eq!(tree(&files).id(), tree_of(&listing), "modes come back, too");
             trees.insert((shard.view, case.id.as_str().to_owned()), files);
         }
     }
@@ -468,6 +471,41 @@ fn refs_have_one_form() {
     assert_eq!(RefName::from_key("refs/x.json/y"), None);
 }
 
+/// Digests that begin alike are told apart, in indexes and in archives.
+#[test]
+fn contents_that_begin_alike_have_longer_names() {
+    let digest = |at: u8, last: u8| {
+        let mut hex = format!("{at:02x}").repeat(32);
+        hex.replace_range(62.., &format!("{last:02x}"));
+        Digest::from_hex(&hex).unwrap()
+    };
+    let digests = [digest(1, 1), digest(2, 1), digest(1, 2), digest(3, 1)];
+    let alike = pack::alike(digests.into_iter());
+    assert_eq!(
+        alike.into_iter().collect::<Vec<_>>(),
+        [digests[0], digests[2]]
+    );
+    let pieces: Vec<pack::Piece> = [(digests[0], true), (digests[2], true), (digests[3], false)]
+        .map(|(digest, full)| pack::Piece {
+            digest,
+            size: 5,
+            full,
+        })
+        .into();
+    let plans = pack::frames(&pieces);
+    let frame = Frame {
+        offset: 0,
+        length: 9,
+        raw: 3 * 1024,
+        digest: digests[1],
+    };
+    let raw = pack::index_frame(&pieces, &plans, &[frame]);
+    let bytes = pack::deflate_whole(&raw).unwrap();
+    let index = PackIndex::parse(Digest::of(&bytes), &bytes, 9).unwrap();
+    let places = [0, 2, 3, 1].map(|at| index.find(digests[at]).map(|place| place.offset));
+    assert_eq!(places, [Some(512), Some(1536), Some(2560), None]);
+}
+
 /// A small release and its objects: ref, manifest, document, shards, indexes.
 fn sample() -> (TempDir, Release) {
     let temp = TempDir::new().unwrap();
@@ -481,31 +519,61 @@ fn frames_and_indexes_are_believed_only_as_far_as_they_go() {
     let (temp, release) = sample();
     let root = temp.path().join("store");
     let pack = &release.document.packs[0];
-    let index =
-        PackIndex::parse(pack.index.digest, &blob(&root, pack.index), pack.blob.size).unwrap();
-    let text = String::from_utf8(index.to_lines()).unwrap();
+    let bytes = blob(&root, pack.blob);
+    let (_, last) = bytes.split_at(index_of(pack.data()));
+    let raw = pack::inflate(last, limits::SHARD_BYTES, "index").unwrap();
+    let text = String::from_utf8(pack::index_text(&raw).unwrap().to_vec()).unwrap();
     let parse = |text: &str| {
-        let bytes = pack::deflate_whole(text.as_bytes()).unwrap();
-        PackIndex::parse(Digest::of(&bytes), &bytes, pack.blob.size)
+        let bytes = pack::deflate_whole(&pack::entry_of_index(text.as_bytes())).unwrap();
+        PackIndex::parse(Digest::of(&bytes), &bytes, pack.data())
     };
     assert!(parse(&text).is_ok());
+    let lines: Vec<&str> = text.lines().collect();
+    let [list, frame, content, ..] = lines[..] else {
+        panic!("{text}")
+    };
     let huge = "9223372036854775808";
+    let size = content.rsplit_once(',').unwrap().1;
+    let (length, rest) = frame[1..].split_once(',').unwrap();
     for (from, to) in [
-        ("[0,", "[1,"),
-        ("[0,", &*format!("[{huge},")),
-        (",512,", ",0,"),
-        (",512,", &format!(",{huge},")),
-        (",0,512,", ",7,512,"),
-        ("\n", "\n\n"),
-        ("\n", ""),
-        ("\"]", "x\"]"),
+        // In the list's digest, in a frame, in a content.
+        ("[\"", "[\"x".to_owned()),
+        (list, list.replace("\"]", "\",1]")),
+        (list, String::new()),
+        (frame, format!("[0,{rest}")),
+        (frame, format!("[{huge},{rest}")),
+        (
+            frame,
+            frame.replace(&format!("[{length},"), &format!("[{length},{huge}")),
+        ),
+        (
+            frame,
+            frame.replace(&format!("[{length},"), &format!("[{length},1")),
+        ),
+        (frame, format!("{frame}\n{frame}")),
+        (content, content.replace(size, &format!("{huge}]"))),
+        (content, content.replace(size, "99999]")),
+        (content, content.replace("[\"", "[\"0")),
+        (content, content.replace("[\"", "[\"../")),
+        ("\n", "\n\n".to_owned()),
+        ("\n", String::new()),
+        ("\"]", "x\"]".to_owned()),
     ] {
-        let altered = text.replacen(from, to, 1);
+        let altered = text.replacen(from, &to, 1);
         assert_ne!(altered, text, "{from}");
         assert!(parse(&altered).is_err(), "{from} -> {to}");
     }
     let twice = format!("{text}{}\n", text.lines().last().unwrap());
     assert!(parse(&twice).is_err());
+    // The index of another pack, or at another place.
+    assert!(PackIndex::parse(pack.index.digest, last, pack.data() + 1).is_err());
+    assert!(pack.parse_index(&last[1..]).is_err());
+    for at in [0, 100, 124, 156, 257, raw.len() - 1] {
+        let mut altered = raw.clone();
+        altered[at] ^= 1;
+        assert_eq!(pack::index_text(&altered).is_some(), at == raw.len() - 1);
+    }
+    assert!(pack::index_text(&raw[..raw.len() - 1]).is_none());
 
     // A frame that inflates without end, or that is another one.
     let bomb = pack::deflate_whole(&vec![0; 32 << 20]).unwrap();
@@ -553,13 +621,12 @@ fn shards_are_believed_only_as_far_as_they_go() {
         ("skill/a.md", "input.yaml"),
         ("skill/a.md", "input.yaml/x"),
         ("\"-\"", "\"l\""),
-        ("\"x\"", "\"-\""),
         ("\"groups\":[0]", "\"groups\":[9223372036854775808]"),
         ("\"groups\":[0]", "\"groups\":[1]"),
         ("\"groups\":[0]", "\"groups\":[0,0]"),
         ("case-00001", "case-00000"),
         ("case-00001", "case/1"),
-        ("\"tree\":\"", "\"tree\":\"0"),
+        ("\",280]", "\",-280]"),
         ("\n", ""),
     ] {
         let altered = text.replacen(from, to, 1);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::{PublishError, Remote};
-use crate::bundle::{CatalogShard, Listed, Release, Shard, View};
+use crate::bundle::{CatalogShard, Listed, Release, Shard, View, tree_of};
 use crate::digest::TreeId;
 use crate::path::CaseId;
 use crate::store::{AT_ONCE, for_each};
@@ -37,7 +37,7 @@ pub fn cases(remote: Remote<'_>, release: &Release) -> Result<Vec<CaseRow>, Publ
             let (files, bytes) = shard.size(case);
             let row = CaseRow {
                 id: case.id.clone(),
-                tree: case.tree,
+                tree: tree_of(&shard.listing(case)?),
                 files,
                 bytes,
             };
@@ -65,7 +65,8 @@ pub fn case(
         }
         let shard = read(remote, named)?;
         if let Some(case) = shard.case(id) {
-            trees.push((named.view, case.tree, shard.listing(case)?));
+            let listing = shard.listing(case)?;
+            trees.push((named.view, tree_of(&listing), listing));
         }
     }
     if trees.is_empty() {

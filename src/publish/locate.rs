@@ -62,8 +62,7 @@ pub(super) fn locate(
             .collect();
         let read = Mutex::new(Vec::new());
         for_each(wanted, AT_ONCE, |(at, pack)| -> Result<(), PublishError> {
-            let bytes = remote.blob(pack.index)?;
-            let index = PackIndex::parse(pack.index.digest, &bytes, pack.blob.size)?;
+            let index = remote.index(pack)?;
             read.lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push((at, index));
@@ -85,7 +84,7 @@ pub(super) fn locate(
             });
             if let (Some(digest), Some(pack)) = (wrong, release.document.packs.get(at)) {
                 let why = format!("has the content {digest} with another size than the catalog");
-                return Err(Bad::new(format!("the pack index {}", pack.index.digest), why).into());
+                return Err(Bad::new(pack.object(), why).into());
             }
             found.indexes.insert(at, index);
         }

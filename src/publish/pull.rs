@@ -17,7 +17,8 @@ use super::present::{Record, There};
 use super::remote::requests;
 use super::{Chosen, PublishError, Remote, failed, list};
 use crate::bundle::{
-    Bad, CatalogShard, Listed, Mount, PackIndex, Placement, Release, Shard, View, tree_of,
+    Bad, CatalogShard, Listed, Mount, PackIndex, Placement, Release, Shard, View, dataset_digest,
+    listing_file, tree_of,
 };
 use crate::dataset::JUDGE_FILES;
 use crate::digest::{Digest, Hasher, TreeId};
@@ -120,10 +121,15 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         .num_threads(pull.jobs.clamp(1, 256))
         .build()
         .map_err(|error| failed("can not start threads for", pull.out)(io::Error::other(error)))?;
+    threads.install(|| catalog.check(pull))?;
     let mut record = Record::read(&state);
     let mut done = Pulled::default();
     let todo = threads.install(|| todo(pull, &catalog, &record, &out, &mut done))?;
-    let (needs, bytes) = needs(&todo, &catalog)?;
+    let needs = needs(&todo, &catalog)?;
+    let bytes = todo
+        .iter()
+        .map(|case| case.bytes)
+        .fold(0, u64::saturating_add);
     if let Some(max) = pull.max_bytes.filter(|max| bytes > *max) {
         return Err(PublishError::refused(
             format!("The cases have {bytes} bytes, more than the {max} that --max-bytes allows"),
@@ -251,6 +257,38 @@ impl Catalog {
         Ok(Self { shards, ids })
     }
 
+    /// Whether the catalogs give the dataset's digest, where all that it rests on was read.
+    fn check(&self, pull: &Pull<'_>) -> Result<(), PublishError> {
+        let (Some(workspace), Some(evaluation), None) = (
+            self.shards.get(&View::Workspace),
+            self.shards.get(&View::Evaluation),
+            &pull.chosen.only,
+        ) else {
+            return Ok(());
+        };
+        let pairs = workspace.iter().flat_map(|shard| &shard.cases);
+        let pairs: Vec<&CaseId> = pairs.map(|case| &case.id).collect();
+        let trees = |shards: &[Shard]| -> Result<Vec<TreeId>, Bad> {
+            let cases = shards.iter().flat_map(|shard| {
+                let cases = shard.cases.iter();
+                cases.map(move |case| (shard, case))
+            });
+            let cases: Vec<_> = cases.collect();
+            let tree = |(shard, case): (&Shard, _)| Ok(tree_of(&shard.listing(case)?));
+            cases.into_par_iter().map(tree).collect()
+        };
+        let theirs = evaluation.iter().flat_map(|shard| &shard.cases);
+        let same = theirs.map(|case| &case.id).eq(pairs.iter().copied());
+        let trees = trees(workspace)?.into_iter().zip(trees(evaluation)?);
+        let cases = pairs.into_iter().zip(trees);
+        let digest = dataset_digest(cases.map(|(id, (a, b))| (id, a, b)));
+        if same && digest == pull.release.document.dataset {
+            return Ok(());
+        }
+        let why = "has another dataset digest than its catalogs give";
+        Err(Bad::new(format!("the release {}", pull.release.digest), why).into())
+    }
+
     /// The listing and the placement of a case in one view.
     fn listing(
         &self,
@@ -271,11 +309,12 @@ impl Catalog {
     }
 }
 
-/// A case as it is to be, each file with the first view that has it.
+/// A case as it is to be.
 struct Composed {
     name: CaseId,
     files: Vec<Listed>,
-    views: BTreeMap<Digest, View>,
+    /// Bytes of files that are not stored, since they can be made.
+    made: BTreeMap<Digest, Arc<[u8]>>,
     /// Evaluation material beside the workspace.
     readable: Vec<String>,
 }
@@ -284,13 +323,13 @@ fn compose(catalog: &Catalog, layout: Layout, id: &CaseId) -> Result<Composed, P
     let mut composed = Composed {
         name: id.clone(),
         files: Vec::new(),
-        views: BTreeMap::new(),
+        made: BTreeMap::new(),
         readable: Vec::new(),
     };
     let placement = match layout {
         Layout::Harbor => {
             let (task, placement) = catalog.listing(View::Task, id)?;
-            composed.add(View::Task, task, None);
+            composed.add(task, None);
             let placement = placement.cloned().ok_or_else(|| {
                 Bad::new(
                     "the catalog",
@@ -309,6 +348,13 @@ fn compose(catalog: &Catalog, layout: Layout, id: &CaseId) -> Result<Composed, P
         let (mut files, _) = catalog.listing(view, id)?;
         let mut at = None;
         if let Some(placement) = &placement {
+            if let Some(path) = placement
+                .listing
+                .as_ref()
+                .filter(|_| view == View::Workspace)
+            {
+                composed.make(path, listing_file(&files));
+            }
             let mount = match view {
                 View::Workspace => placement.workspace.as_ref(),
                 _ => placement.evaluation.as_ref(),
@@ -327,22 +373,31 @@ fn compose(catalog: &Catalog, layout: Layout, id: &CaseId) -> Result<Composed, P
                 .map(|file| file.path.as_str().to_owned())
                 .collect();
         }
-        composed.add(view, files, at);
+        composed.add(files, at);
     }
     composed.files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(composed)
 }
 
 impl Composed {
-    fn add(&mut self, view: View, files: Vec<Listed>, at: Option<&TreePath>) {
-        for mut file in files {
+    fn add(&mut self, files: Vec<Listed>, at: Option<&TreePath>) {
+        self.files.extend(files.into_iter().map(|mut file| {
             if let Some(at) = at {
                 file.path = at.join(&file.path);
             }
-            let known = self.views.entry(file.digest).or_insert(view);
-            *known = view.min(*known);
-            self.files.push(file);
-        }
+            file
+        }));
+    }
+
+    fn make(&mut self, path: &TreePath, bytes: Vec<u8>) {
+        let digest = Digest::of(&bytes);
+        self.files.push(Listed {
+            path: path.clone(),
+            mode: Mode::Regular,
+            digest,
+            size: bytes.len() as u64,
+        });
+        self.made.insert(digest, bytes.into());
     }
 }
 
@@ -351,6 +406,8 @@ struct Todo {
     id: CaseId,
     name: CaseId,
     tree: TreeId,
+    /// Bytes of its files.
+    bytes: u64,
 }
 
 /// Which cases are not in place.
@@ -372,6 +429,11 @@ fn todo(
                 id: id.clone(),
                 name: composed.name,
                 tree,
+                bytes: composed
+                    .files
+                    .iter()
+                    .map(|file| file.size)
+                    .fold(0, u64::saturating_add),
             };
             Ok((todo, there, composed.readable))
         })
@@ -412,15 +474,13 @@ fn todo(
     }
 }
 
-/// What the cases need, and all bytes that they will have.
-fn needs(todo: &[Todo], catalog: &Catalog) -> Result<(BTreeMap<Digest, Need>, u64), PublishError> {
+/// What the cases need.
+fn needs(todo: &[Todo], catalog: &Catalog) -> Result<BTreeMap<Digest, Need>, PublishError> {
     let mut needs: BTreeMap<Digest, Need> = BTreeMap::new();
-    let mut bytes = 0_u64;
     for case in todo {
         // Only views that the layout has are in the catalog.
         for view in catalog.shards.keys() {
             for file in catalog.listing(*view, &case.id)?.0 {
-                bytes = bytes.saturating_add(file.size);
                 let need = needs.entry(file.digest).or_insert_with(|| Need {
                     view: *view,
                     case: case.id.clone(),
@@ -437,7 +497,7 @@ fn needs(todo: &[Todo], catalog: &Catalog) -> Result<(BTreeMap<Digest, Need>, u6
             }
         }
     }
-    Ok((needs, bytes))
+    Ok(needs)
 }
 
 /// Cases that are fetched and written together.
@@ -577,7 +637,8 @@ impl Work<'_> {
         let mut small = TreeBuilder::new();
         let mut large = Vec::new();
         for file in &composed.files {
-            let Some(bytes) = contents.get(&file.digest) else {
+            let known = contents.get(&file.digest);
+            let Some(bytes) = known.or_else(|| composed.made.get(&file.digest)) else {
                 large.push(file);
                 continue;
             };
@@ -610,7 +671,7 @@ impl Work<'_> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .extend(streamed);
-        let bytes = composed.files.iter().map(|file| file.size).sum();
+        let bytes = case.bytes;
         self.observer.on(Event::Transferred { objects: 1, bytes });
         Ok(Some((composed.files.len() as u64, bytes)))
     }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::{PublishError, failed, key};
 use crate::bundle::{
-    Bad, Descriptor, Frame, PackIndex, REFS, RefName, Release, blob_key, limits, release_of_ref,
+    Bad, Descriptor, Frame, Pack, PackIndex, REFS, RefName, Release, blob_key, limits,
+    release_of_ref,
 };
 use crate::digest::Digest;
 use crate::fs::write_atomic;
@@ -152,6 +153,19 @@ impl<'a> Remote<'a> {
         }
         self.keep(blob.digest, &object.bytes);
         Ok(object.bytes)
+    }
+
+    /// The index of a pack.
+    pub(super) fn index(&self, pack: &Pack) -> Result<PackIndex, PublishError> {
+        if let Some(bytes) = self.cached(pack.index.digest, pack.index.size) {
+            return Ok(pack.parse_index(&bytes)?);
+        }
+        let size = usize::try_from(pack.index.size).unwrap_or(usize::MAX);
+        let path = key(&blob_key(pack.blob.digest))?;
+        let bytes = self.store.get_range(&path, pack.data(), size)?;
+        let index = pack.parse_index(&bytes)?;
+        self.keep(pack.index.digest, &bytes);
+        Ok(index)
     }
 
     /// Inflated frames of a pack: `numbers`, sorted. Neighbours are asked for together.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{PublishError, Remote, key, list};
-use crate::bundle::{Bad, Descriptor, PackIndex, Release, Shard, View, blob_key};
+use crate::bundle::{Bad, Descriptor, Name, Release, Shard, View, blob_key, tree_of};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
 use crate::path::CaseId;
@@ -117,14 +117,12 @@ fn whole(store: &dyn Store, blob: Descriptor) -> Result<Option<String>, PublishE
 /// Whether every content that a tree names lies in a pack of its view or of one before.
 fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError> {
     let document = &release.document;
-    let mut homes: BTreeMap<Digest, (View, u64)> = BTreeMap::new();
+    let mut homes: BTreeMap<Name, (View, u64)> = BTreeMap::new();
     for pack in &document.packs {
-        let bytes = remote.blob(pack.index)?;
-        let index = PackIndex::parse(pack.index.digest, &bytes, pack.blob.size)?;
-        for (digest, place) in index.contents {
-            if homes.insert(digest, (pack.view, place.size)).is_some() {
-                let why = format!("has the content {digest}, which another pack has");
-                return Err(Bad::new(format!("the pack {}", pack.blob.digest), why).into());
+        for (name, place) in remote.index(pack)?.contents {
+            if homes.insert(name, (pack.view, place.size)).is_some() {
+                let why = format!("has the content {name}, which another pack has");
+                return Err(Bad::new(pack.object(), why).into());
             }
         }
     }
@@ -133,8 +131,10 @@ fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError>
         let read = list::read(remote, shard)?;
         let object = || format!("the catalog shard {}", shard.blob.digest);
         for case in &read.cases {
-            for file in read.listing(case)? {
-                match homes.get(&file.digest) {
+            let listing = read.listing(case)?;
+            for file in &listing {
+                let mut names = Name::of(file.digest).into_iter();
+                match names.find_map(|name| homes.get(&name)) {
                     Some((home, size)) if *home <= shard.view && *size == file.size => {}
                     _ => {
                         let why = format!(
@@ -147,7 +147,7 @@ fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError>
             }
             let harbor = case.placement.as_ref().map(|placement| placement.harbor);
             let views = trees.entry(case.id.clone()).or_default();
-            views.insert(shard.view, (case.tree, harbor));
+            views.insert(shard.view, (tree_of(&listing), harbor));
         }
     }
     let mut dataset = Hasher::new();

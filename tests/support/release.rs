@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use casepack::bundle::{About, Compression, PackageTree, Packed, Packer, RefName};
 use casepack::digest::Digest;
+use casepack::fs::Root;
 use casepack::path::{CaseId, TreePath};
 use casepack::tree::{Content, Mode, Tree, TreeBuilder};
 
@@ -80,6 +82,11 @@ pub(crate) fn tree(files: &Files) -> Tree {
             .expect("no two files at one place");
     }
     builder.finish()
+}
+
+/// The tree that is in the directory `dir`.
+pub(crate) fn read_tree(dir: &Path) -> Tree {
+    Tree::from_dir(&Arc::new(Root::open(dir).unwrap()), None, 0).unwrap()
 }
 
 /// Cases `0` to `count`, by id.
