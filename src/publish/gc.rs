@@ -1,18 +1,23 @@
 //! Garbage: blobs that no release needs, named in one pass and removed in a later one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::{PublishError, Remote, key};
-use crate::bundle::{BLOBS, Release, digest_of_key, limits};
+use crate::bundle::{BLOBS, Descriptor, RefName, Release, digest_of_key, limits};
 use crate::digest::Digest;
 use crate::store::{AT_ONCE, Body, Entry, Store, for_each};
 
 const SCHEMA: &str = "casepack.garbage.v1";
 /// Below it are the records.
 const RECORDS: &str = "gc/";
+/// Is there while garbage is being removed.
+const SWEEP: &str = "gc/sweep";
+/// How long that takes at most; whoever was killed at it is waited for twice as long.
+const SWEEP_TIME: Duration = Duration::from_mins(10);
 /// Bytes of a record at most.
 const MAX_RECORD: u64 = 1 << 30;
 /// Blobs of a store at most.
@@ -141,19 +146,85 @@ pub fn collect(remote: Remote<'_>, pass: Collection) -> Result<Collected, Publis
         return Ok(done);
     }
     if !gone.is_empty() {
-        // Once more, since a publisher may have written one of them meanwhile.
-        let now = store.entries(BLOBS, MAX_BLOBS)?;
-        let same = |entry: &&Entry| {
-            digest_of_key(entry.key.as_str())
-                .and_then(|digest| gone.get(&digest))
-                .is_some_and(|seen| seen.etag == entry.etag && seen.modified == entry.modified)
-        };
-        for_each(now.iter().filter(same), AT_ONCE, |entry| {
-            store.delete(&entry.key)
-        })?;
+        done.removed = sweep(remote, &gone)?;
     }
     write(store, &records, &record, &waiting)?;
     Ok(done)
+}
+
+/// Removes what is `gone`, as far as it still is; returns how many blobs, and their bytes.
+///
+/// A publisher that needs one of them writes it again, perhaps between a look at it and its removal.
+/// So a sweep is told by an object of its own before it looks at refs, and a publisher looks for
+/// that after it has moved its ref ([`settle`]): one of the two sees the other.
+fn sweep(remote: Remote<'_>, gone: &BTreeMap<Digest, Entry>) -> Result<(u64, u64), PublishError> {
+    let store = remote.store;
+    let started = Instant::now();
+    let marker = key(SWEEP)?;
+    store.put(&marker, Body::Bytes(b"{}"), &Digest::of(b"{}"))?;
+    let swept = || -> Result<(u64, u64), PublishError> {
+        let mut needed = BTreeSet::new();
+        for named in remote.refs()? {
+            need(&named.release?, &mut needed);
+        }
+        let now = store.entries(BLOBS, MAX_BLOBS)?;
+        let still = |entry: &&Entry| {
+            digest_of_key(entry.key.as_str())
+                .filter(|digest| !needed.contains(digest))
+                .and_then(|digest| gone.get(&digest))
+                .is_some_and(|seen| seen.etag == entry.etag && seen.modified == entry.modified)
+        };
+        let gone: Vec<&Entry> = now.iter().filter(still).collect();
+        for_each(&gone, AT_ONCE, |entry| -> Result<(), PublishError> {
+            if started.elapsed() > SWEEP_TIME {
+                return Err(PublishError::refused(
+                    "Removing garbage takes too long to go on safely",
+                    "Run it again: it goes on where it stopped.",
+                ));
+            }
+            Ok(store.delete(&entry.key)?)
+        })?;
+        let bytes = gone.iter().map(|entry| entry.size).sum();
+        Ok((gone.len() as u64, bytes))
+    };
+    let swept = swept();
+    store.delete(&marker)?;
+    swept
+}
+
+/// Waits for a sweep at work, after the ref was moved; then says which of `risky` are not there,
+/// blobs that were named as garbage and sent again.
+pub(super) fn settle(
+    store: &dyn Store,
+    reference: &RefName,
+    risky: &[Descriptor],
+    stop: &AtomicBool,
+) -> Result<Vec<Descriptor>, PublishError> {
+    let moved = store.entries(&reference.key(), 100)?;
+    let moved = moved.first().map_or(i64::MAX, |entry| entry.modified);
+    let started = Instant::now();
+    // Both times are by the store's clock. What is older was killed.
+    let at_work = || -> Result<bool, PublishError> {
+        let marker = store.entries(SWEEP, 100)?;
+        let alive = |entry: &Entry| {
+            moved.saturating_sub(entry.modified) <= seconds(2 * SWEEP_TIME)
+                && started.elapsed() < 2 * SWEEP_TIME
+        };
+        Ok(marker.iter().any(alive))
+    };
+    while at_work()? {
+        if stop.load(Ordering::Relaxed) {
+            return Err(PublishError::Stopped);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let there: BTreeMap<Digest, u64> = store
+        .entries(BLOBS, MAX_BLOBS)?
+        .into_iter()
+        .filter_map(|entry| Some((digest_of_key(entry.key.as_str())?, entry.size)))
+        .collect();
+    let lost = |blob: &&Descriptor| there.get(&blob.digest) != Some(&blob.size);
+    Ok(risky.iter().filter(lost).copied().collect())
 }
 
 fn seconds(duration: Duration) -> i64 {

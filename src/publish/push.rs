@@ -1,11 +1,11 @@
 //! A release goes to a store: blobs, then the manifest, then the ref, then the index of all refs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::gc::named_as_garbage;
+use super::gc::{named_as_garbage, settle};
 use super::{PublishError, Remote, key};
 use crate::bundle::{
     BLOBS, Bad, Descriptor, INDEX_JSON, OCI_LAYOUT, OCI_LAYOUT_BYTES, REFS, RefName, Release,
@@ -91,7 +91,7 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
     if before.is_none() {
         refuse_twin(push)?;
     }
-    let missing = missing(push, &blobs, &mut done)?;
+    let (missing, risky) = missing(push, &blobs, &mut done)?;
     done.uploaded = missing.len() as u64;
     done.uploaded_bytes = missing.iter().map(|blob| blob.size).sum();
     if push.dry_run {
@@ -109,6 +109,11 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
     }
     done.unconditional = !conditions(store)?;
     move_ref(push, before.map(|(etag, ..)| etag).as_ref(), &mut done)?;
+    if !risky.is_empty() {
+        // Now that the ref names them, what is sent again stays.
+        let lost = settle(store, push.reference, &risky, push.stop)?;
+        upload(push, &lost, &())?;
+    }
     rebuild_index(push.remote)?;
     Ok(done)
 }
@@ -131,23 +136,22 @@ fn refuse_twin(push: &Push<'_>) -> Result<(), PublishError> {
     Ok(())
 }
 
-/// The blobs that the store has not, or has with another size, or may lose as garbage.
+/// The blobs that the store has not, or has with another size, or may lose as garbage; and those
+/// that it may lose.
 fn missing(
     push: &Push<'_>,
     blobs: &[Descriptor],
     done: &mut Pushed,
-) -> Result<Vec<Descriptor>, PublishError> {
+) -> Result<(Vec<Descriptor>, Vec<Descriptor>), PublishError> {
+    // Garbage before blobs: what is no longer named by then is no longer there either, and what is
+    // named later stays for the grace period.
+    let garbage = named_as_garbage(push.remote.store)?;
     let mut there: BTreeMap<Digest, u64> = BTreeMap::new();
     for entry in push.remote.store.entries(BLOBS, MAX_BLOBS)? {
         if let Some(digest) = digest_of_key(entry.key.as_str()) {
             there.insert(digest, entry.size);
         }
     }
-    let garbage = if there.is_empty() {
-        BTreeSet::new()
-    } else {
-        named_as_garbage(push.remote.store)?
-    };
     let mut missing = Vec::new();
     for blob in blobs {
         if there.get(&blob.digest) == Some(&blob.size) && !garbage.contains(&blob.digest) {
@@ -157,7 +161,12 @@ fn missing(
             missing.push(*blob);
         }
     }
-    Ok(missing)
+    // It is sent in any case.
+    let manifest = Descriptor::of(&push.release.manifest);
+    let risky = missing.iter().chain([&manifest]);
+    let risky = risky.filter(|blob| garbage.contains(&blob.digest));
+    let risky = risky.copied().collect();
+    Ok((missing, risky))
 }
 
 fn upload(

@@ -19,6 +19,8 @@ use crate::store::{
 };
 use crate::tree::Tree;
 
+mod garbage;
+
 /// Gives what another store has, and remembers what was read of it.
 #[derive(Debug)]
 struct Watched<'a> {
@@ -439,71 +441,6 @@ fn publishers_at_once_lose_nothing() {
         }
     }
     assert!(lost < results.len());
-}
-
-#[test]
-fn garbage_goes_in_two_passes_and_nothing_that_is_needed() {
-    let mut world = World::new(many(30));
-    let memory = Memory::new();
-    world.push(&memory, "v1").unwrap();
-    let old = world.release.clone();
-    let made = world.cases.get_mut("case-00007").unwrap();
-    made.workspace
-        .insert("input.yaml".to_owned(), b"case: new\n".to_vec());
-    world.rebuild();
-    world.push(&memory, "v1").unwrap();
-    let remote = Remote::new(&memory, None).unwrap();
-    let now = 4_000_000_000;
-    let day = 86_400;
-    let pass = |days: i64, keep: u64| {
-        memory.set_clock(now + days * day);
-        let pass = Collection {
-            grace: WEEK,
-            keep: Duration::from_hours(24 * keep),
-            now: now + days * day,
-            write: true,
-        };
-        collect(remote, pass).unwrap()
-    };
-    // A job may still hold the old release by its digest.
-    let first = pass(0, 90);
-    assert_eq!(
-        (first.lost_releases, first.named.0, first.removed.0),
-        (1, 0, 0)
-    );
-    assert!(remote.release(&Which::Manifest(old.digest)).is_ok());
-    // Its time is over: named, and after the grace period removed.
-    let second = pass(91, 90);
-    assert!(second.named.0 >= 4 && second.removed.0 == 0, "{second:?}");
-    let third = pass(92, 90);
-    assert_eq!((third.named.0, third.removed.0), (second.named.0, 0));
-    // A publisher that needs a named blob writes it again: it stays, the rest goes.
-    let made = world.cases.get_mut("case-00007").unwrap();
-    made.workspace
-        .insert("input.yaml".to_owned(), b"case: 7\n".to_vec());
-    world.rebuild();
-    assert_eq!(world.release.digest, old.digest);
-    let again = world.push(&memory, "back").unwrap();
-    assert!(again.uploaded >= 3, "{again:?}");
-    let last = pass(99, 90);
-    assert_eq!(last.removed.0, 0, "{last:?}");
-    for name in ["v1", "back"] {
-        let out = world.path(name);
-        let release = remote.release(&named(name)).unwrap();
-        let checked = verify(remote, &[release], 100, &AtomicBool::new(false), &());
-        assert_eq!(
-            checked.unwrap().bad,
-            Vec::<String>::new(),
-            "{}",
-            out.display()
-        );
-    }
-    memory.delete(&key("refs/back.json").unwrap()).unwrap();
-    pass(100, 0);
-    let gone = pass(108, 0);
-    assert!(gone.removed.0 >= 4, "{gone:?}");
-    assert!(remote.release(&Which::Manifest(old.digest)).is_err());
-    assert!(remote.release(&named("v1")).is_ok());
 }
 
 #[test]
