@@ -1,16 +1,19 @@
 //! Stores in a Garage cluster whose nodes die and freeze: see `scripts/fault-tests`.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use casepack::digest::Digest;
+use casepack::event::{Event, Observer};
 use casepack::path::TreePath;
+use casepack::publish::PublishError;
 use casepack::store::{
     Body, Conditions, Expected, Reason, S3, S3Settings, Store, StoreError, Swap, for_each,
 };
 
+use crate::faults::{Local, noise};
 use crate::store::{assert_reason, conforms, get, key, keys, put};
-use crate::support::Cluster;
+use crate::support::{Cluster, many};
 
 /// Below a prefix of the test's own, through one node.
 fn open(cluster: &Cluster, node: usize, prefix: &str, settings: impl Fn(&mut S3Settings)) -> S3 {
@@ -211,4 +214,147 @@ fn two_nodes_die() {
     put(&patient).unwrap();
     assert_eq!(get(&patient, "after").bytes, b"2");
     assert_eq!(get(&patient, "before").bytes, b"1");
+}
+
+/// A release of some packs, 20 MB: long enough to be in the middle of it.
+fn release() -> Local {
+    let mut cases = many(60);
+    for (at, case) in cases.values_mut().enumerate() {
+        let file = case
+            .clone()
+            .workspace("noise.bin", noise(at as u64, 330_000));
+        *case = file;
+    }
+    Local::new(cases)
+}
+
+/// Does something when so many objects have been moved.
+struct After<'a> {
+    objects: u64,
+    moved: AtomicUsize,
+    act: &'a (dyn Fn() + Sync),
+}
+
+impl Observer for After<'_> {
+    fn on(&self, event: Event<'_>) {
+        if let Event::Transferred { .. } = event {
+            let before = self.moved.fetch_add(1, Ordering::SeqCst);
+            if before as u64 + 1 == self.objects {
+                (self.act)();
+            }
+        }
+    }
+}
+
+fn after(objects: u64, act: &(dyn Fn() + Sync)) -> After<'_> {
+    After {
+        objects,
+        moved: AtomicUsize::new(0),
+        act,
+    }
+}
+
+/// Publishes and pulls while `act` is done to a node in the middle of each.
+fn survives(test: &str, act: impl Fn(&Cluster) + Sync, undo: impl Fn(&Cluster)) {
+    let Some(cluster) = Cluster::for_test(test) else {
+        return;
+    };
+    let local = release();
+    let store = open(&cluster, 1, test, |_| ());
+    let start = Instant::now();
+    let act = || act(&cluster);
+    local.push(&store, "v1", &after(3, &act)).unwrap();
+    println!("{test}: published in {:.1?}", start.elapsed());
+    // Before it is back: what was published is there, right, through another node.
+    let other = open(&cluster, 2, test, |_| ());
+    local.assert_comes_back(&other, "v1", "meanwhile");
+    undo(&cluster);
+    cluster.wait();
+    let start = Instant::now();
+    local.pull(&store, "v1", "out", &after(20, &act)).unwrap();
+    println!("{test}: pulled in {:.1?}", start.elapsed());
+    assert_eq!(local.assert_whole("out"), local.cases.len());
+}
+
+#[test]
+fn releases_survive_a_node_that_dies() {
+    survives(
+        "releases_survive_a_node_that_dies",
+        |cluster| cluster.kill(3),
+        |cluster| cluster.restart(3),
+    );
+}
+
+#[test]
+fn releases_survive_a_node_that_freezes() {
+    survives(
+        "releases_survive_a_node_that_freezes",
+        |cluster| cluster.freeze(3),
+        |cluster| cluster.thaw(3),
+    );
+}
+
+/// Without a quorum there is an error, soon; when the nodes are back, the same does the rest.
+#[test]
+fn releases_wait_for_two_nodes_that_died() {
+    let test = "releases_wait_for_two_nodes_that_died";
+    let Some(cluster) = Cluster::for_test(test) else {
+        return;
+    };
+    let local = release();
+    let (store, patient) = (
+        open(&cluster, 1, test, impatient),
+        open(&cluster, 1, test, |_| ()),
+    );
+    let kill = || {
+        cluster.kill(2);
+        cluster.kill(3);
+    };
+    let restart = || {
+        cluster.restart(2);
+        cluster.restart(3);
+    };
+    let tell = |error: PublishError, start: Instant, what: &str| {
+        println!(
+            "{test}: {what} gave up after {:.1?}: {error}",
+            start.elapsed()
+        );
+        let PublishError::Store(error) = error else {
+            panic!("{error:?}");
+        };
+        assert_reason(Err::<(), _>(error), |r| {
+            matches!(
+                r,
+                Reason::Unavailable(_) | Reason::Timeout(_) | Reason::Broken(_)
+            )
+        });
+    };
+    let start = Instant::now();
+    let error = local.push(&store, "v1", &after(3, &kill)).unwrap_err();
+    tell(error, start, "publish");
+    restart();
+    let start = Instant::now();
+    let pushed = local.push(&patient, "v1", &()).unwrap();
+    println!(
+        "{test}: published again in {:.1?}: {pushed:?}",
+        start.elapsed()
+    );
+    cluster.wait();
+
+    let start = Instant::now();
+    let error = local
+        .pull(&store, "v1", "out", &after(10, &kill))
+        .unwrap_err();
+    tell(error, start, "pull");
+    let there = local.assert_whole("out");
+    assert!((10..local.cases.len()).contains(&there), "{there}");
+    restart();
+    let start = Instant::now();
+    let pulled = local.pull(&patient, "v1", "out", &()).unwrap();
+    println!(
+        "{test}: pulled the rest in {:.1?}: {pulled:?}",
+        start.elapsed()
+    );
+    assert_eq!(pulled.written, (local.cases.len() - there) as u64);
+    assert_eq!(local.assert_whole("out"), local.cases.len());
 }

@@ -13,6 +13,7 @@ mod bundle;
 mod cli;
 mod cluster;
 mod evalhub;
+mod faults;
 mod hostile;
 mod incremental;
 mod invariants;

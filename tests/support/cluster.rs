@@ -86,7 +86,7 @@ impl Cluster {
     }
 
     /// Waits until every node answers for all of them.
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let start = Instant::now();
         for node in 1..=3 {
             let settings = S3Settings {

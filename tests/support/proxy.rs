@@ -42,7 +42,7 @@ pub(crate) struct Proxy {
 struct Shared {
     server: SocketAddr,
     /// For the next connections, one each.
-    faults: Mutex<VecDeque<Fault>>,
+    faults: Mutex<VecDeque<Option<Fault>>>,
     /// Faults that took place.
     done: Mutex<Vec<Fault>>,
     stopped: AtomicBool,
@@ -68,7 +68,7 @@ impl Proxy {
                         return;
                     }
                     let shared = Arc::clone(&shared);
-                    let fault = lock(&shared.faults).pop_front();
+                    let fault = lock(&shared.faults).pop_front().flatten();
                     if let Ok(client) = client {
                         // Whatever goes wrong here is a bad network, too.
                         thread::spawn(move || shared.connect(client, fault).ok());
@@ -86,7 +86,12 @@ impl Proxy {
 
     /// The next `times` connections have `fault`.
     pub(crate) fn next(&self, times: usize, fault: Fault) {
-        lock(&self.shared.faults).extend(std::iter::repeat_n(fault, times));
+        lock(&self.shared.faults).extend(std::iter::repeat_n(Some(fault), times));
+    }
+
+    /// The next `times` connections, after those that have faults already, have none.
+    pub(crate) fn pass(&self, times: usize) {
+        lock(&self.shared.faults).extend(std::iter::repeat_n(None, times));
     }
 
     /// Faults that took place; those that were to come are forgotten.

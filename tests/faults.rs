@@ -1,0 +1,306 @@
+//! Releases on their way over a bad network: what arrives is right, or an error says that it is
+//! not, in bounded time; whatever was there before stays.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use casepack::bundle::{Compression, RefName, Release};
+use casepack::digest::Digest;
+use casepack::event::Observer;
+use casepack::path::{CaseId, TreePath};
+use casepack::publish::{
+    Chosen, Layout, PublishError, Pull, Pulled, Push, Pushed, Remote, Which, pull, push,
+};
+use casepack::store::{S3, S3Settings, Store, for_each};
+
+use crate::support::{
+    BUCKET, Case, Fault, Project, ProjectBuilder, Proxy, S3Server, Way, many, pack, read_tree,
+};
+
+/// A release in a directory, and its cases.
+pub(crate) struct Local {
+    project: Project,
+    pub(crate) cases: BTreeMap<String, Case>,
+    release: Release,
+}
+
+impl Local {
+    pub(crate) fn new(cases: BTreeMap<String, Case>) -> Self {
+        let project = ProjectBuilder::new().build();
+        let release = pack(&project.path("bundle"), &cases, Compression::Zstd, 2).release;
+        Self {
+            project,
+            cases,
+            release,
+        }
+    }
+
+    /// Publishes it to `store` under `tag`.
+    pub(crate) fn push(
+        &self,
+        store: &dyn Store,
+        tag: &str,
+        observer: &dyn Observer,
+    ) -> Result<Pushed, PublishError> {
+        let push_it = Push {
+            from: &self.project.path("bundle"),
+            release: &self.release,
+            remote: Remote::new(store, None)?,
+            reference: &RefName::new(tag).unwrap(),
+            force: false,
+            dry_run: false,
+            grace: Duration::from_hours(24),
+            stop: &AtomicBool::new(false),
+        };
+        push(&push_it, observer)
+    }
+
+    /// Pulls what `tag` names into the directory `out` of the project.
+    pub(crate) fn pull(
+        &self,
+        store: &dyn Store,
+        tag: &str,
+        out: &str,
+        observer: &dyn Observer,
+    ) -> Result<Pulled, PublishError> {
+        let remote = Remote::new(store, None)?;
+        let release = remote.release(&Which::Ref(RefName::new(tag).unwrap()))?;
+        let pull_it = Pull {
+            remote,
+            release: &release,
+            chosen: Chosen {
+                has: &|_: &CaseId| true,
+                only: None,
+            },
+            layout: Layout::Harbor,
+            out: &self.project.path(out),
+            max_bytes: None,
+            force: false,
+            jobs: 2,
+            stop: &AtomicBool::new(false),
+        };
+        fs::create_dir_all(self.project.path(out)).unwrap();
+        pull(&pull_it, observer)
+    }
+
+    /// Fails unless every case in `out` is whole; returns how many there are.
+    #[track_caller]
+    pub(crate) fn assert_whole(&self, out: &str) -> usize {
+        let Ok(list) = fs::read_dir(self.project.path(out)) else {
+            return 0;
+        };
+        let mut count = 0;
+        for entry in list {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            if name == ".casepack" || name == "dataset.toml" {
+                continue;
+            }
+            let found = read_tree(&self.project.path(out).join(&name));
+            assert_eq!(found.id(), self.cases[&name].package().id(), "{name}");
+            count += 1;
+        }
+        count
+    }
+
+    /// Fails unless all of `tag` comes back right.
+    #[track_caller]
+    pub(crate) fn assert_comes_back(&self, store: &dyn Store, tag: &str, out: &str) {
+        self.pull(store, tag, out, &()).unwrap();
+        assert_eq!(self.assert_whole(out), self.cases.len());
+    }
+}
+
+/// Bytes that don't compress.
+pub(crate) fn noise(seed: u64, size: usize) -> Vec<u8> {
+    let blocks = (0..)
+        .flat_map(|at: u64| *Digest::of(&[seed, at].map(u64::to_le_bytes).concat()).as_bytes());
+    blocks.take(size).collect()
+}
+
+/// A few cases with a content for each way of packing: shared, own, and in frames of its own.
+fn cases() -> BTreeMap<String, Case> {
+    let mut cases = many(12);
+    for (at, case) in cases.values_mut().enumerate() {
+        let file = case
+            .clone()
+            .workspace("noise.bin", noise(at as u64, 30_000));
+        *case = file;
+    }
+    let last = cases.remove("case-00011").unwrap();
+    cases.insert(
+        "case-00011".to_owned(),
+        last.workspace("large.bin", noise(99, 1_500_000)),
+    );
+    cases
+}
+
+/// Not patient, since nobody waits for a test.
+fn open(server: &S3Server, endpoint: &str, prefix: &str) -> S3 {
+    let settings = S3Settings {
+        endpoint: Some(endpoint.to_owned()),
+        timeout: Duration::from_secs(2),
+        patience: Duration::from_secs(20),
+        ..server.settings()
+    };
+    S3::open(BUCKET, Some(&TreePath::new(prefix).unwrap()), &settings).unwrap()
+}
+
+/// Everything that goes wrong, early and late in a connection; on the first connections, or on those
+/// of the blobs, which go at once.
+fn faults() -> impl Iterator<Item = (usize, Fault, bool)> {
+    let places = [Way::Up, Way::Down]
+        .into_iter()
+        .flat_map(|way| [0, 1_000, 100_000].map(|at| (way, at)));
+    places
+        .flat_map(|(way, at)| {
+            [
+                Fault::Stall(way, at),
+                Fault::Cut(way, at),
+                Fault::Flip(way, at),
+            ]
+        })
+        .chain([Fault::Refuse, Fault::SlowDown])
+        .flat_map(|fault| [(fault, false), (fault, true)])
+        .enumerate()
+        .map(|(at, (fault, late))| (at, fault, late))
+}
+
+/// A proxy that will do what [`faults`] says: often, but not as often as a client gives up.
+fn proxy(server: &S3Server, fault: Fault, late: bool) -> Proxy {
+    let proxy = Proxy::before(server.endpoint());
+    proxy.pass(usize::from(late));
+    proxy.next(if late { 4 } else { 2 }, fault);
+    proxy
+}
+
+fn is_flip(fault: &Fault) -> bool {
+    matches!(fault, Fault::Flip(..))
+}
+
+#[test]
+fn a_publish_survives_a_bad_network() {
+    let server = S3Server::start();
+    let before = Local::new(many(3));
+    let local = Local::new(cases());
+    let happened = std::sync::atomic::AtomicUsize::new(0);
+    for_each(faults(), 16, |(at, fault, late)| {
+        let prefix = format!("store-{at}");
+        let straight = open(&server, server.endpoint(), &prefix);
+        before.push(&straight, "before", &()).unwrap();
+        let proxy = proxy(&server, fault, late);
+        let bad = open(&server, &proxy.endpoint(), &prefix);
+        let pushed = local.push(&bad, "new", &());
+        let done = proxy.take_done();
+        happened.fetch_add(done.len(), Ordering::SeqCst);
+        match &pushed {
+            Ok(_) => local.assert_comes_back(&straight, "new", &format!("new-{at}")),
+            // Nothing else is worth an error: a later try succeeds.
+            Err(error) => {
+                assert!(done.iter().any(is_flip), "{fault:?}: {error:?}");
+                assert!(!error.to_string().is_empty() && !error.help().is_empty());
+            }
+        }
+        // What was there is as it was, and so is what can be read of the new one.
+        before.assert_comes_back(&straight, "before", &format!("before-{at}"));
+        if pushed.is_err() {
+            rerun(&local, &straight, &format!("again-{at}"));
+        }
+        Ok::<_, ()>(())
+    })
+    .unwrap();
+    let happened = happened.into_inner();
+    assert!(happened > faults().count(), "{happened}");
+}
+
+/// The same command again, without faults. This server keeps what it has refused (see
+/// [`S3Server`]), under the right name and with the right size: then a pull finds it, and a
+/// verified repair is to remove it and to publish again.
+fn rerun(local: &Local, store: &S3, out: &str) {
+    local.push(store, "new", &()).unwrap();
+    match local.pull(store, "new", out, &()) {
+        Ok(_) => {}
+        Err(PublishError::Bad(bad)) => assert!(bad.object.contains("sha256:"), "{bad}"),
+        Err(error) => panic!("{error:?}"),
+    }
+    local.assert_whole(out);
+}
+
+#[test]
+fn a_pull_survives_a_bad_network() {
+    let server = S3Server::start();
+    let local = Local::new(cases());
+    let straight = open(&server, server.endpoint(), "store");
+    local.push(&straight, "v1", &()).unwrap();
+    let happened = std::sync::atomic::AtomicUsize::new(0);
+    for_each(faults(), 16, |(at, fault, late)| {
+        let proxy = proxy(&server, fault, late);
+        let bad = open(&server, &proxy.endpoint(), "store");
+        let out = format!("out-{at}");
+        let pulled = local.pull(&bad, "v1", &out, &());
+        let done = proxy.take_done();
+        happened.fetch_add(done.len(), Ordering::SeqCst);
+        let there = local.assert_whole(&out);
+        match pulled {
+            Ok(_) => assert_eq!(there, local.cases.len()),
+            Err(error) => {
+                assert!(done.iter().any(is_flip), "{fault:?}: {error:?}");
+                assert!(!error.to_string().is_empty() && !error.help().is_empty());
+                local.assert_comes_back(&straight, "v1", &out);
+            }
+        }
+        Ok::<_, ()>(())
+    })
+    .unwrap();
+    let happened = happened.into_inner();
+    assert!(happened > faults().count(), "{happened}");
+}
+
+/// The same through the binary, with a user's patience.
+#[test]
+fn commands_survive_a_bad_network() {
+    let server = S3Server::start();
+    let local = Local::new(cases());
+    let url = format!("s3://{BUCKET}/store");
+    let faults = [
+        Fault::Refuse,
+        Fault::SlowDown,
+        Fault::Cut(Way::Up, 60_000),
+        Fault::Cut(Way::Down, 60_000),
+        Fault::Flip(Way::Up, 60_000),
+        Fault::Flip(Way::Down, 60_000),
+    ];
+    for (at, fault) in faults.into_iter().enumerate() {
+        let proxy = Proxy::before(server.endpoint());
+        let run = |args: &[&str]| {
+            let mut invocation = local.project.invoke(args.iter().copied());
+            for (name, value) in server.env() {
+                invocation = invocation.env(name, value);
+            }
+            let invocation = invocation.env("AWS_ENDPOINT_URL_S3", proxy.endpoint());
+            proxy.pass(1);
+            proxy.next(3, fault);
+            let outcome = invocation.run();
+            (outcome, proxy.take_done())
+        };
+        let tag = format!("v{at}");
+        let out = format!("out-{at}");
+        let publish = ["publish", &url, "--from", "bundle", "--tag", &tag];
+        let pull = ["pull", &url, "--ref", &tag, "-o", &out];
+        for args in [&publish[..], &pull] {
+            let (outcome, done) = run(args);
+            if outcome.code != 0 {
+                assert!(done.iter().any(is_flip), "{fault:?}: {outcome}");
+                assert!(outcome.stderr.contains("help: "), "{outcome}");
+                outcome.assert_code(3);
+                let mut again = local.project.invoke(args.iter().copied());
+                for (name, value) in server.env() {
+                    again = again.env(name, value);
+                }
+                again.run().assert_code(0);
+            }
+        }
+        assert_eq!(local.assert_whole(&out), local.cases.len());
+    }
+}
