@@ -47,6 +47,7 @@ use self::outcome::{Failure, Outcome};
 use self::settings::{Look, Machine};
 use crate::diag::Diagnostics;
 use crate::escape;
+use crate::run::{KEEP, keep};
 
 /// What every verb is given.
 struct Context {
@@ -63,6 +64,17 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         ui::to_stderr(&bug(info.payload_as_str(), place));
     }));
     let args: Vec<OsString> = args.into_iter().collect();
+    if args.get(1).is_some_and(|word| word == KEEP) {
+        // Started by a run, for one of its agents.
+        return match keep(args.get(2..).unwrap_or_default()) {
+            Ok(status) => status.into(),
+            Err(why) => {
+                ui::to_stderr(&format!("casepack: {why}\n"));
+                // As shells have it.
+                127.into()
+            }
+        };
+    }
     guarded(|| dispatch(&args)).into()
 }
 

@@ -13,6 +13,7 @@ mod collect;
 mod engine;
 mod env;
 mod hooks;
+mod keeper;
 mod known;
 mod limits;
 mod overlay;
@@ -37,6 +38,7 @@ use std::time::{Duration, Instant};
 use self::agent::Project;
 use self::case::{Runner, write_result};
 use self::hooks::{Around, Hooks, Told};
+pub use self::keeper::{KEEP, keep};
 pub use self::known::Known;
 pub use self::packages::{Packages, find as find_packages};
 pub use self::results::{
@@ -146,6 +148,8 @@ pub struct Request<'a> {
     pub retries: u32,
     /// The home directory whose login files of known agents are shown to them.
     pub agent_home: Option<&'a Path>,
+    /// Whether this very program becomes [`keep`] when its first argument is [`KEEP`].
+    pub keeper: bool,
     /// Which workspaces are kept.
     pub keep: Keep,
     /// The caller's environment: `$NAME` and `${NAME}` are looked up here.

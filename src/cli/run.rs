@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Context;
-use super::args::{Run, Who};
+use super::args::{OutputFormat, Run, Who};
 use super::build;
 use super::exit::Exit;
 use super::input;
@@ -297,6 +297,7 @@ fn execute(
         },
         model: running.model.as_deref(),
         sandbox: running.sandbox,
+        keeper: cfg!(target_os = "linux"),
         keep: running.keep_workspaces,
         jobs: target.jobs.max(1),
         attempts: running.attempts,
@@ -378,7 +379,10 @@ pub(super) fn show(
 ) -> Outcome {
     let path = context.machine.shown(written);
     let mut outcome = Outcome::of(diags).field("results", path.clone());
-    if let Value::Object(document) = report::results_json(results) {
+    // As large as all of the results, and nobody else reads it.
+    if context.look.output == OutputFormat::Json
+        && let Value::Object(document) = report::results_json(results)
+    {
         let fields = document.into_iter().filter(|(name, _)| name != "schema");
         outcome.fields.extend(fields);
     }

@@ -887,6 +887,7 @@ impl Work<'_> {
             timeout: party.timeout,
             limits: &self.package.limits.words(self.runner.request.env),
             bwrap: self.runner.sandbox.is_some(),
+            kept: self.runner.request.keeper,
             scope: None,
             stop: self.runner.request.stop,
         })

@@ -249,6 +249,7 @@ impl Hooks<'_> {
             timeout: Some(timeout),
             limits: &[],
             bwrap: false,
+            kept: false,
             scope: Some(around.scope),
             // What cleans up is left to its own end, also when the run is stopped.
             stop: if decides(phase) { self.stop } else { &NEVER },

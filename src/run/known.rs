@@ -151,12 +151,15 @@ impl Known {
         let budget = asked.budget.map(|_| "max_budget_usd");
         let plugins = (!asked.plugins.is_empty()).then_some("plugin_dirs");
         let subagents = asked.subagent_model.map(|_| "models.subagent");
-        match self {
-            Self::ClaudeCode => Vec::new(),
-            Self::Codex | Self::OpenCode => {
-                [budget, plugins, subagents].into_iter().flatten().collect()
-            }
-        }
+        let modes: &[&str] = match self {
+            Self::ClaudeCode => return Vec::new(),
+            Self::Codex => &["acceptEdits", "bypassPermissions", "default", "plan"],
+            Self::OpenCode => &["bypassPermissions", "default", "plan"],
+        };
+        let mode = asked.permission_mode.filter(|mode| !modes.contains(mode));
+        let mode = mode.map(|_| "permission_mode");
+        let all = [budget, plugins, subagents, mode];
+        all.into_iter().flatten().collect()
     }
 
     /// Its command line without the program.
@@ -383,6 +386,24 @@ mod tests {
             }
             let told = command.args.last().is_some_and(|last| last == "--version");
             assert!(told || command.input == "--version");
+        }
+    }
+
+    #[test]
+    fn what_a_program_has_no_word_for_is_told() {
+        for (known, mode, told) in [
+            (Known::ClaudeCode, "dontAsk", false),
+            (Known::Codex, "dontAsk", true),
+            (Known::Codex, "acceptEdits", false),
+            (Known::OpenCode, "acceptEdits", true),
+            (Known::OpenCode, "plan", false),
+        ] {
+            let asked = Asked {
+                permission_mode: Some(mode),
+                ..Asked::default()
+            };
+            let wanted: &[&str] = if told { &["permission_mode"] } else { &[] };
+            assert_eq!(known.ignores(&asked), wanted, "{known:?} {mode}");
         }
     }
 

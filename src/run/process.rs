@@ -2,15 +2,16 @@
 //!
 //! Owns starting, polling, ending. Refuses to know what the child is for.
 //! Invariant: when [`watch`] returns, the child is reaped and nothing that it started runs any
-//! more. In a pid namespace the kernel warrants that; outside of one it is as sure as a process
-//! group and a mark in the environment can make it: who leaves the group and wipes its
-//! environment escapes.
+//! more. In a pid namespace the kernel warrants that; outside of one a keeper does, to which all
+//! orphans fall (`keeper`). Where there is none, and for who kills it, it is as sure as a process
+//! group and a mark in the environment can make it.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -23,12 +24,16 @@ use rustix::io::{Errno, FdFlags};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal};
 
+use super::keeper::KEEP;
+
 /// Between TERM and KILL.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long the kernel may take to end what was killed.
 const REAPING: Duration = Duration::from_secs(10);
 /// How often the stop switch is looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// This program.
+const SELF: &str = "/proc/self/exe";
 /// The environment variable by which strays are found outside of a pid namespace.
 const MARK: &str = "CASEPACK_PROCESS";
 
@@ -52,11 +57,29 @@ pub(super) struct Job<'a> {
     pub(super) limits: &'a [OsString],
     /// Whether it is `bwrap`, which tells what becomes of the command when it is asked to.
     pub(super) bwrap: bool,
+    /// Whether it gets a keeper, where there is no `bwrap` and no scope.
+    pub(super) kept: bool,
     /// The mark of a scope until whose end what it started may live; its output then goes to the
     /// file of the first capture directly, without a limit.
     pub(super) scope: Option<&'a str>,
     /// Ends it early.
     pub(super) stop: &'a AtomicBool,
+}
+
+impl Job<'_> {
+    fn is_kept(&self) -> bool {
+        self.kept && !self.bwrap && self.scope.is_none()
+    }
+
+    /// Whether there is such a program: who starts it for us does not say so.
+    fn is_there(&self, program: &OsStr) -> bool {
+        if program.as_bytes().contains(&b'/') {
+            return self.cwd.join(program).is_file();
+        }
+        let path = self.env.get("PATH").map_or("", String::as_str);
+        path.split(':')
+            .any(|dir| self.cwd.join(dir).join(program).is_file())
+    }
 }
 
 /// What became of a child.
@@ -180,6 +203,7 @@ pub(super) fn watch(job: Job<'_>) -> io::Result<Ended> {
     let mark = own_mark.as_deref().or(job.scope).unwrap_or_default();
     let (child, streams) = start_child(&job, mark)?;
     let mut watched = Watched {
+        kept: job.is_kept(),
         pidfd: open_pidfd(Pid::from_child(&child)),
         child,
         streams: [Some(job.output.0), job.output.1, None]
@@ -218,14 +242,19 @@ pub(super) fn end_scope(mark: &str) -> bool {
 /// Starts the child; gives the pipes of its output, its errors (if apart) and its status.
 fn start_child(job: &Job<'_>, mark: &str) -> io::Result<(Child, [Option<OwnedFd>; 3])> {
     let (program, arguments) = job.argv.split_first().ok_or(Errno::INVAL)?;
-    let mut command = match job.limits.split_first() {
-        None => Command::new(program),
-        Some((first, words)) => {
-            let mut command = Command::new(first);
-            command.args(words).arg(program);
-            command
-        }
-    };
+    let mut words: Vec<OsString> = Vec::new();
+    if job.is_kept() {
+        let own = std::process::id().to_string();
+        words.extend([SELF, KEEP, &own].map(OsString::from));
+    }
+    words.extend_from_slice(job.limits);
+    if !words.is_empty() && !job.is_there(program) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    words.push(program.clone());
+    let (first, words) = words.split_first().ok_or(Errno::INVAL)?;
+    let mut command = Command::new(first);
+    command.args(words);
     let held = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut out, mut err) = (None, None);
     let out_end;
@@ -325,6 +354,8 @@ struct Watched {
     /// The first process in `bwrap`'s pid namespace: when it has ended, all of them have.
     init: Option<(Pid, Option<OwnedFd>)>,
     bwrap: bool,
+    /// Whether the child is a keeper.
+    kept: bool,
     /// Whether what it started may outlive it.
     scoped: bool,
 }
@@ -351,7 +382,7 @@ impl Watched {
             if let Some(at) = kill_at {
                 asked = asked || self.signal(Signal::TERM);
                 if now >= at {
-                    self.kill();
+                    self.kill(now >= at + GRACE);
                 }
             } else if let Some(left) = left {
                 wait = wait.min(left);
@@ -424,9 +455,16 @@ impl Watched {
         rustix::process::kill_process_group(group, signal).is_ok()
     }
 
-    fn kill(&self) {
-        self.signal(Signal::KILL);
+    /// Ends everything at once. A keeper does that for us, but for who does not let it (`hard`).
+    fn kill(&self, hard: bool) {
         let own = Pid::from_child(&self.child);
+        if self.kept && !hard {
+            for signal in [Signal::USR1, Signal::CONT] {
+                let _ = rustix::process::kill_process(own, signal);
+            }
+            return;
+        }
+        self.signal(Signal::KILL);
         let _ = rustix::process::kill_process_group(own, Signal::KILL);
     }
 
@@ -436,7 +474,7 @@ impl Watched {
         self.drain(&mut buffer);
         let outlived = self.scoped && ended.cut.is_none();
         if !self.bwrap && !outlived {
-            self.kill();
+            self.kill(true);
         }
         let status = self.child.wait()?;
         ended.exit_code = status.code();

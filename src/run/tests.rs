@@ -220,6 +220,7 @@ impl World {
                 agent: self.agent,
                 model: None,
                 sandbox: self.sandbox,
+                keeper: false,
                 keep: Keep::All,
                 jobs: self.jobs,
                 env: &caller(),

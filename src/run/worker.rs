@@ -451,7 +451,10 @@ fn option_ignored(known: Known, option: &str) -> Diagnostic {
             known.program()
         ),
     )
-    .help("Bound the run by --agent-timeout, or at the provider.")
+    .help(match option {
+        "max_budget_usd" => "Bound the run by --agent-timeout, or at the provider.",
+        _ => "Nothing has to be done if the agent does well without it.",
+    })
     .entry(option)
 }
 

@@ -1,5 +1,8 @@
 //! Agents that do their worst: the run goes on, the case is reported rightly, nothing stays behind.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use super::{run, sandboxes};
@@ -48,13 +51,16 @@ fn the_worst_of_agents_end_and_are_judged() {
         "case $1 in\n\
          bomb) f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec sleep {number}; }}; f 7 & touch out/a;;\n\
          daemon) touch out/a; setsid nohup sleep {number} >/dev/null 2>&1 < /dev/null & disown;;\n\
+         hidden) touch out/a; setsid env -i sleep {number} >/dev/null 2>&1 < /dev/null & disown;;\n\
          stubborn) touch out/a; trap '' TERM INT HUP; while :; do sleep {number} & wait; done;;\n\
          loud) touch out/a; head -c 1000000000 /dev/zero;;\n\
          gone) rm -rf \"$PWD\"; mkdir -p out 2>/dev/null; true;;\n\
          fine) touch out/a;;\n\
          esac\n"
     );
-    let cases = ["bomb", "daemon", "fine", "gone", "loud", "stubborn"];
+    let cases = [
+        "bomb", "daemon", "fine", "gone", "hidden", "loud", "stubborn",
+    ];
     for sandbox in sandboxes() {
         let check = "return 'out/a' in outputs['files']";
         let project = project(&agent, &cases, check);
@@ -64,11 +70,11 @@ fn the_worst_of_agents_end_and_are_judged() {
             "--sandbox",
             sandbox,
             "--agent-timeout",
-            "20",
+            "15",
         ];
         let outcome = run(&project, &args).args(["-j", "2", "--output", "json"]);
         let document = outcome.run().assert_code(1).json();
-        for id in ["bomb", "daemon", "fine", "loud", "stubborn"] {
+        for id in ["bomb", "daemon", "fine", "hidden", "loud", "stubborn"] {
             assert_eq!(
                 case(&document, id)["status"],
                 "passed",
@@ -88,6 +94,31 @@ fn the_worst_of_agents_end_and_are_judged() {
             .len();
         assert!((kept..kept + 100).contains(&log), "{log}");
         assert_eq!(alive(&number), 0, "{sandbox}");
+    }
+}
+
+#[test]
+fn nothing_outlives_a_run_that_is_killed() {
+    let number = format!("96{}", std::process::id());
+    let agent = format!("touch out/a; sleep {number} & setsid env -i sleep {number} & wait\n");
+    for sandbox in sandboxes() {
+        let project = project(&agent, &["a"], "return True");
+        let args = ["--run-id", "r", "--sandbox", sandbox];
+        let mut child = run(&project, &args).command().spawn().unwrap();
+        let begin = Instant::now();
+        let wait_for = |count: &dyn Fn(usize) -> bool, what: &str| {
+            while !count(alive(&number)) {
+                assert!(
+                    begin.elapsed() < Duration::from_mins(1),
+                    "{sandbox}: {what}"
+                );
+                sleep(Duration::from_millis(10));
+            }
+        };
+        wait_for(&|count| count >= 2, "the agent did not start");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        wait_for(&|count| count == 0, "something is left");
     }
 }
 
