@@ -1,14 +1,14 @@
 //! What every store promises, asked of every store.
 
+mod ways_in;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::io::Write as _;
+use std::net::TcpListener;
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use casepack::digest::Digest;
@@ -18,7 +18,7 @@ use casepack::store::{
     Purpose, Reason, S3, S3Settings, Store, StoreError, Swap, for_each, open as open_url,
 };
 
-use crate::support::{BUCKET, Fault, Proxy, Request, S3Server, Way};
+use crate::support::{BUCKET, Fault, Proxy, Request, S3Server, Way, http, serve};
 
 pub(crate) fn key(text: &str) -> TreePath {
     TreePath::new(text).unwrap()
@@ -549,6 +549,8 @@ fn s3_asks_no_more_than_it_must() {
         key: key.to_owned(),
         query: String::new(),
         range: range.map(str::to_owned),
+        host: Some(server.endpoint().replace("http://", "")),
+        signed: true,
         sent,
         received,
         status,
@@ -707,28 +709,8 @@ fn s3_tells_what_is_wrong() {
 
 /// A server that has one answer to everything.
 fn canned(status: &str, head: &str, body: &str) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let length = body.len();
-    let answer: Arc<str> = format!(
-        "HTTP/1.1 {status}\r\n{head}content-length: {length}\r\nconnection: close\r\n\r\n{body}"
-    )
-    .into();
-    thread::spawn(move || {
-        for client in listener.incoming() {
-            let answer = Arc::clone(&answer);
-            let serve = |mut client: TcpStream| {
-                let mut head = Vec::new();
-                let mut byte = [0];
-                while !head.ends_with(b"\r\n\r\n") && client.read(&mut byte)? == 1 {
-                    head.push(byte[0]);
-                }
-                client.write_all(answer.as_bytes())
-            };
-            client.and_then(serve).ok();
-        }
-    });
-    format!("http://{address}")
+    let answer = http(status, head, body);
+    serve(move |_, _| answer.clone())
 }
 
 #[test]
@@ -806,6 +788,18 @@ fn s3_understands_what_servers_answer() {
         "{}",
         denied.reason
     );
+    // Garage tells by its words alone that a key or its secret is wrong.
+    for said in [
+        "Forbidden: Invalid signature",
+        "Forbidden: No such key: GK1",
+    ] {
+        let body = error("AccessDenied", "").replace("told by the server", said);
+        let wrong = ask("403 Forbidden", "", &body);
+        assert!(
+            matches!(*wrong.reason, Reason::BadCredentials(_)),
+            "{wrong:?}"
+        );
+    }
     let expired = told("400 Bad Request", "", "ExpiredToken", "");
     assert!(
         matches!(*expired.reason, Reason::BadCredentials(_)),

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod command;
+mod http;
 mod project;
 mod proxy;
 mod release;
@@ -9,6 +10,7 @@ mod s3;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use command::{Invocation, Outcome};
+pub(crate) use http::{http, serve};
 pub(crate) use project::{CaseBuilder, Project, ProjectBuilder};
 pub(crate) use proxy::{Fault, Proxy, Way};
 pub(crate) use release::{Case, many, pack, read_tree, tree};

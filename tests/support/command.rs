@@ -62,6 +62,18 @@ impl Invocation {
         self
     }
 
+    /// Starts it by way of another program, which takes the command after its own arguments.
+    pub(crate) fn within(
+        mut self,
+        program: &str,
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Self {
+        let inner = std::mem::replace(&mut self.program, program.into());
+        let args = args.into_iter().chain([inner.into_os_string()]);
+        self.args = args.chain(std::mem::take(&mut self.args)).collect();
+        self
+    }
+
     /// The command itself, for tests that need pipes or signals.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);

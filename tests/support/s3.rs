@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -14,9 +15,11 @@ use casepack::store::{Access, AccessKeys, S3Settings};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use s3s::Body;
+use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::SimpleAuth;
+use s3s::host::SingleDomain;
 use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{Body, S3Result};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -41,6 +44,38 @@ pub(crate) struct S3Server {
 
 type Log = Arc<Mutex<Vec<Request>>>;
 
+/// What kind of server it is.
+#[derive(Default)]
+struct Nature {
+    tls: Option<TlsAcceptor>,
+    public: bool,
+    hosts: bool,
+}
+
+/// Everybody may read, and whoever signs may do everything.
+struct PublicReads;
+
+impl S3Access for PublicReads {
+    fn check<'a, 'b, 'c, 'r>(
+        &'a self,
+        cx: &'b mut S3AccessContext<'c>,
+    ) -> Pin<Box<dyn Future<Output = S3Result<()>> + Send + 'r>>
+    where
+        'a: 'r,
+        'b: 'r,
+        'c: 'r,
+    {
+        let may = cx.credentials().is_some() || cx.method() == hyper::Method::GET;
+        Box::pin(async move {
+            if may {
+                Ok(())
+            } else {
+                Err(s3s::s3_error!(AccessDenied, "only reading is public"))
+            }
+        })
+    }
+}
+
 /// What the server was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
@@ -51,6 +86,10 @@ pub(crate) struct Request {
     pub(crate) query: String,
     /// The header `Range`.
     pub(crate) range: Option<String>,
+    /// The header `Host`.
+    pub(crate) host: Option<String>,
+    /// Whether somebody has signed it.
+    pub(crate) signed: bool,
     /// Bytes of the request's body, as it announced them.
     pub(crate) sent: u64,
     /// Bytes of the answer's body, as it announced them.
@@ -61,30 +100,62 @@ pub(crate) struct Request {
 impl S3Server {
     /// Starts one with an empty bucket.
     pub(crate) fn start() -> Self {
-        Self::start_with(None)
+        Self::start_with(Nature::default())
+    }
+
+    /// Starts one that anybody may read.
+    pub(crate) fn start_public() -> Self {
+        Self::start_with(Nature {
+            public: true,
+            ..Nature::default()
+        })
+    }
+
+    /// Starts one that has the bucket in the host's name: `bucket.localhost`.
+    pub(crate) fn start_with_hosts() -> Self {
+        Self::start_with(Nature {
+            hosts: true,
+            ..Nature::default()
+        })
     }
 
     /// Starts one that speaks HTTPS; the certificate's authority is in the file that is returned.
     /// `None`: there is no `openssl` to make certificates.
     pub(crate) fn start_tls() -> Option<(Self, tempfile::NamedTempFile)> {
         let (acceptor, authority) = certificates()?;
-        let server = Self::start_with(Some(acceptor));
+        let server = Self::start_with(Nature {
+            tls: Some(acceptor),
+            ..Nature::default()
+        });
         Some((server, authority))
     }
 
-    fn start_with(tls: Option<TlsAcceptor>) -> Self {
-        let scheme = if tls.is_some() { "https" } else { "http" };
+    fn start_with(nature: Nature) -> Self {
+        let scheme = if nature.tls.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        listener.set_nonblocking(true).expect("it can be");
         let root = tempfile::tempdir().expect("a directory for the server");
         std::fs::create_dir(root.path().join(BUCKET)).expect("it is ours");
         let service = {
             let files = s3s_fs::FileSystem::new(root.path()).expect("the directory is there");
             let mut builder = S3ServiceBuilder::new(files);
             builder.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
+            if nature.public {
+                builder.set_access(PublicReads);
+            }
+            if nature.hosts {
+                let host = SingleDomain::new(&format!("localhost:{}", address.port()));
+                builder.set_host(host.expect("it is a domain"));
+            }
             builder.build()
         };
         let log = Log::default();
         let (stop, stopped) = oneshot::channel();
-        let (tell, told) = std::sync::mpsc::channel();
         let thread = thread::spawn({
             let log = Arc::clone(&log);
             move || {
@@ -93,20 +164,22 @@ impl S3Server {
                     .build()
                     .expect("a runtime");
                 runtime.block_on(async {
-                    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-                    tell.send(listener.local_addr().expect("it is bound"))
-                        .expect("somebody waits for it");
+                    let listener = TcpListener::from_std(listener).expect("a runtime");
                     tokio::select! {
-                        () = serve(listener, tls, service, log) => {}
+                        () = serve(listener, nature.tls, service, log) => {}
                         _ = stopped => {}
                     }
                 });
                 runtime.shutdown_background();
             }
         });
-        let address = told.recv().expect("the server starts");
+        let endpoint = if nature.hosts {
+            format!("http://localhost:{}", address.port())
+        } else {
+            format!("{scheme}://{address}")
+        };
         Self {
-            endpoint: format!("{scheme}://{address}"),
+            endpoint,
             root,
             log,
             stop: Some(stop),
@@ -258,6 +331,8 @@ fn see(request: &hyper::Request<hyper::body::Incoming>) -> Request {
             .to_owned(),
         query: request.uri().query().unwrap_or_default().to_owned(),
         range: header("range"),
+        host: header("host"),
+        signed: header("authorization").is_some(),
         sent: length(request.headers()),
         received: 0,
         status: 0,

@@ -185,6 +185,9 @@ impl Fault {
             ("", 400..) if !body.is_empty() && element(body, "Code").is_none() => {
                 (Reason::NotS3(answer.to_string()), Again::Never)
             }
+            (_, 401 | 403) if is_about_keys(&answer) => {
+                (Reason::BadCredentials(answer), Again::Never)
+            }
             (_, 401 | 403) => (Reason::Denied(answer), Again::Never),
             ("", 404) => (Reason::NotFound, Again::Never),
             _ => (Reason::Refused(answer), Again::Never),
@@ -204,6 +207,13 @@ impl Fault {
             _ => None,
         }
     }
+}
+
+/// Garage calls keys that it does not know, and signatures that are not of their secrets,
+/// `AccessDenied`; its words tell them apart (../spec/s3-servers.md).
+fn is_about_keys(answer: &Answer) -> bool {
+    let said = answer.message.as_deref().unwrap_or_default();
+    said.contains("Invalid signature") || said.contains("No such key")
 }
 
 fn answer(status: u16, code: Option<&str>, message: Option<&str>) -> Answer {
