@@ -136,6 +136,11 @@ pub struct RefName(String);
 pub struct RefNameError;
 
 impl RefName {
+    /// The name of a release when none is given.
+    pub fn latest() -> Self {
+        Self("latest".to_owned())
+    }
+
     /// Checks `text`; the only way in.
     ///
     /// # Errors

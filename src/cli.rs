@@ -10,6 +10,7 @@ mod check;
 mod checks;
 mod completions;
 mod diff;
+mod emit;
 mod exit;
 mod explain;
 mod gc;
@@ -127,6 +128,7 @@ fn dispatch(args: &[OsString]) -> Exit {
         Verb::Ls(args) => ls::run(args, &context),
         Verb::Inspect(args) => inspect::run(args, &context),
         Verb::Gc(args) => gc::run(args, &context),
+        Verb::Emit(args) => emit::run(args, &context),
         Verb::Explain(args) => explain::run(args, &context),
         Verb::Completions(args) => completions::run(args),
         Verb::Man(args) => man::run(args),
@@ -209,6 +211,7 @@ impl Verb {
             Self::Ls(_) => "ls",
             Self::Inspect(_) => "inspect",
             Self::Gc(_) => "gc",
+            Self::Emit(_) => "emit",
             Self::Explain(_) => "explain",
             Self::Completions(_) => "completions",
             Self::Man(_) => "man",

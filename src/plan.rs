@@ -41,7 +41,7 @@ use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::Digest;
 use crate::event::{Observer, Stage};
 use crate::path::{CaseId, TreePath};
-use crate::target::{Target, harbor};
+use crate::target::{Target, evalhub, harbor};
 use crate::yaml::Yaml;
 
 /// What is to be built.
@@ -536,12 +536,17 @@ fn finish(
         }
         if sink.target == Target::EvalHub {
             let config = &dataset.sources.config;
-            let text = fs::read(config).map_err(|source| Error {
+            let text = fs::read_to_string(config).map_err(|source| Error {
                 doing: "can not read",
                 path: config.clone(),
                 source,
             })?;
-            output.write("eval.yaml", &text)?;
+            let name = config.file_name().unwrap_or_default().to_string_lossy();
+            match evalhub::config(&name, &text) {
+                Ok(text) => output.write("eval.yaml", text.as_bytes())?,
+                // It was read a moment ago: somebody has changed it since.
+                Err(finding) => diags.push(*finding),
+            }
         }
         if !summary.interrupted && sink.target != Target::Bundle {
             let gone = output.remove_gone(dataset, diags)?;

@@ -124,6 +124,20 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// What was done so far.
     fn traffic(&self) -> Traffic;
+
+    /// The S3 server that the objects are on, for others who are to find it.
+    fn server(&self) -> Option<Server> {
+        None
+    }
+}
+
+/// An S3 server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// URL of its S3 API.
+    pub endpoint: String,
+    /// The region of the bucket, as far as it is known.
+    pub region: String,
 }
 
 impl dyn Store + '_ {

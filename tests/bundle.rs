@@ -1,6 +1,6 @@
 //! Bundles as users meet them: published, listed, pulled, collected; whatever is killed or altered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -834,4 +834,75 @@ fn publishing_again_builds_only_what_changed() {
     assert!(outcome.stderr.contains("case 1"), "{outcome}");
     let listed = json(&project, &["ls", "store"]);
     assert_eq!(listed["refs"][0]["release"], changed["release"]);
+}
+
+#[test]
+fn releases_are_compared_by_what_differs() {
+    let mut cases = many(2000);
+    let project = with_release(&cases);
+    publish(&project, "store", "v1");
+    cases.remove("case-00003");
+    let case = cases.get_mut("case-00017").unwrap();
+    case.workspace
+        .insert("input.yaml".to_owned(), b"other: 1\n".to_vec());
+    case.evaluation.remove("annotations.yaml");
+    pack(&project.path("bundle"), &cases, Compression::Zstd, 2);
+    let second = publish(&project, "store", "v2");
+    let diff = |a: &str, b: &str, code: i32| {
+        let args = ["diff", a, b, "--output", "json"];
+        project.casepack(args).assert_code(code).json()
+    };
+    let changed = diff("store@v1", "@v2", 1);
+    assert_eq!(changed["removed"], serde_json::json!(["case-00003"]));
+    assert_eq!(changed["added"], serde_json::json!([]));
+    assert_eq!(changed["same"], 1998);
+    let files = changed["changed"][0]["files"].as_array().unwrap();
+    assert_eq!(changed["changed"][0]["output"], "case-00017");
+    let told: Vec<_> = files
+        .iter()
+        .map(|file| [&file["view"], &file["file"], &file["change"]].map(|it| it.as_str().unwrap()))
+        .filter(|[view, ..]| *view != "task")
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ["workspace", "input.yaml", "content"],
+            ["evaluation", "annotations.yaml", "removed"],
+        ]
+    );
+    // Both refs, which bring manifests and documents, and the shards that one of the two does not have: nothing else.
+    let shards = |name: &str| {
+        let document = json(&project, &["inspect", "store", "--ref", name])["document"].clone();
+        let shards = document["shards"].as_array().unwrap().clone();
+        let digests = shards.iter().map(|it| it["digest"].to_string());
+        digests.collect::<BTreeSet<_>>()
+    };
+    let (old, new) = (shards("v1"), shards("v2"));
+    assert!(old.intersection(&new).next().is_some());
+    let read = old.symmetric_difference(&new).count();
+    assert_eq!(changed["requests"], 2 + read);
+
+    let digest = format!("store@{}", second["release"].as_str().unwrap());
+    assert_eq!(diff(&digest, "@v2", 0)["same"], 1999);
+    // What was built, and what was published of it.
+    assert_eq!(diff("bundle", "store@v2", 0)["same"], 1999);
+    let one = ["diff", "store@v1", "@v2", "--case", "case-00003"];
+    let told = project.casepack(one).assert_code(1);
+    assert!(told.stdout.starts_with("removed  case-00003"), "{told}");
+    for (args, code, says) in [
+        (["store@v1", "@v9"], 3, "no ref 'v9'"),
+        (["store@v1", "nowhere@v2"], 2, "no store before the '@'"),
+        (
+            ["store@v1", "store@b a d"],
+            2,
+            "neither the name nor the digest",
+        ),
+        (["store@v1", "bundle/blobs"], 2, "holds no release"),
+        (["@v1", "store@v1"], 2, "no store before the '@'"),
+    ] {
+        let refused = project
+            .casepack(["diff", args[0], args[1]])
+            .assert_code(code);
+        assert!(refused.stderr.contains(says), "{args:?} {refused}");
+    }
 }

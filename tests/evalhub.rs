@@ -1,5 +1,8 @@
 //! Plain layouts as `EvalHub`'s stock downloaders meet them: what casepack publishes, they restore.
 
+mod emit;
+mod plain;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

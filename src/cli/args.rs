@@ -13,7 +13,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub(crate) use self::bundles::{
-    Gc, Inspect, Ls, Publish, PublishLayout, Pull, PullAs, PullView, S3Args, Source,
+    Emit, EmitFor, Gc, Inspect, Ls, Publish, PublishLayout, Pull, PullAs, PullView, S3Args, Source,
 };
 use crate::bundle::Compression;
 use crate::dataset::Format;
@@ -63,7 +63,7 @@ pub(crate) enum Verb {
     Report(Report),
     /// Read what was built or published and compare it with what was recorded
     Verify(Verify),
-    /// Say what differs between two builds, two datasets, or a dataset and a build
+    /// Say what differs between two builds, two datasets, a dataset and a build, or two releases
     Diff(Diff),
     /// Build a release and send it to a store
     Publish(Publish),
@@ -75,6 +75,8 @@ pub(crate) enum Verb {
     Inspect(Inspect),
     /// Remove from a store what no release needs
     Gc(Gc),
+    /// Write what another system needs to run what was published
+    Emit(Emit),
     /// Say what a rule means, why, and how to mend what it found
     Explain(Explain),
     /// Write the completions of a shell to standard output
@@ -527,9 +529,9 @@ pub(crate) struct Verify {
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// The output directory of a build, or a dataset
+    /// The output directory of a build, a dataset, or a release: STORE@NAME or STORE@sha256:…
     pub(crate) a: PathBuf,
-    /// Another one
+    /// Another one; @NAME and @sha256:… are releases of the first one's store
     pub(crate) b: PathBuf,
     /// Which outputs to compare
     #[arg(long, value_name = "TARGET", env = "CASEPACK_TARGET")]
@@ -541,6 +543,8 @@ pub(crate) struct Diff {
     pub(crate) levels: LevelArgs,
     #[command(flatten)]
     pub(crate) packaging: Packaging,
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
 }
 
 #[derive(Debug, Args)]
@@ -562,7 +566,7 @@ pub(crate) struct Completions {
 #[derive(Debug, Args)]
 pub(crate) struct Man {
     /// The page of one command; of casepack itself without it
-    #[arg(value_parser = ["init", "check", "plan", "build", "run", "report", "verify", "diff", "publish", "pull", "ls", "inspect", "gc", "explain", "completions"])]
+    #[arg(value_parser = ["init", "check", "plan", "build", "run", "report", "verify", "diff", "publish", "pull", "ls", "inspect", "gc", "emit", "explain", "completions"])]
     pub(crate) command: Option<String>,
 }
 

@@ -1,4 +1,7 @@
-//! `casepack diff`: what differs between two builds, two datasets, or a dataset and a build.
+//! `casepack diff`: what differs between two builds, two datasets, a dataset and a build, or two
+//! releases.
+
+mod stored;
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +14,7 @@ use super::input::{self, Loaded};
 use super::outcome::{Failure, Outcome, interrupted};
 use super::ui::{Cell, Ink, Progress, Table, count};
 use super::verify::{brief, build_at, ink};
-use super::{build, settings};
+use super::{build, settings, store};
 use crate::diag::Diagnostics;
 use crate::escape;
 use crate::plan::{self, Change, Comparison, Crew, FileChange, Side};
@@ -29,12 +32,12 @@ enum Found {
 pub(super) fn run(args: &Diff, context: &Context) -> Outcome {
     let mut diags = Diagnostics::new(args.levels.levels());
     let target = args.target.meant();
-    if target == Target::Bundle {
-        let failure = Failure::new(
-            "Releases are not compared here.",
-            "Compare what they were built from with --target harbor.",
-        );
-        return input::refused(diags, failure);
+    match stored::sides(args, context) {
+        Ok(Some(sides)) => {
+            return stored::run(&sides, args, context).unwrap_or_else(store::stopped);
+        }
+        Ok(None) => {}
+        Err(failure) => return input::refused(diags, failure),
     }
     let mut found = Vec::new();
     for path in [&args.a, &args.b] {

@@ -2,22 +2,26 @@
 //! fetches the test data of a job from S3 (evalhub.md 2).
 //!
 //! That program takes no arguments: what to fetch is in the environment, who may do so in a
-//! mounted secret.
+//! mounted secret. Other than `EvalHub`'s, it also pulls releases: keys as `casepack emit evalhub`
+//! writes them for them.
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::args::{OutputFormat, Talk};
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
-use super::settings::Machine;
+use super::settings::{Machine, jobs};
 use super::store;
 use super::ui::{self, count, size};
 use super::{Context, interrupts};
 use crate::diag::Diagnostics;
 use crate::escape;
-use crate::publish;
+use crate::plan::Select;
+use crate::publish::{self, Chosen, Layout, PublishError, Remote, Which};
 use crate::store::{Purpose, S3Settings, StoreUrl};
+use crate::target::evalhub::{CASES, ReleaseKey};
 
 /// The name of `EvalHub`'s program.
 const NAME: &str = "eval-runtime-init";
@@ -95,9 +99,12 @@ fn fetch(context: &Context) -> Result<String, (Exit, Failure)> {
         context.machine.absolute(&place)
     };
     let settings = secret(&place("CASEPACK_S3_SECRET_DIR", SECRET))?;
+    let dest = place("CASEPACK_TEST_DATA", TEST_DATA);
+    if let Some(release) = ReleaseKey::parse(&key) {
+        return pull(&bucket, &release, &settings, &dest.join(CASES), context);
+    }
     let store = crate::store::open(&url, &settings, Purpose::Read)
         .map_err(|error| (Exit::System, Failure::from_error(&error, error.help())))?;
-    let dest = place("CASEPACK_TEST_DATA", TEST_DATA);
     let fetched =
         publish::fetch(&*store, &key, &dest, &context.stop).map_err(|error| store::told(&error))?;
     let verified = if fetched.verified {
@@ -111,6 +118,71 @@ fn fetch(context: &Context) -> Result<String, (Exit, Failure)> {
         count(files, "file", "files"),
         size(fetched.bytes),
         escape::line(&dest.to_string_lossy()),
+    ))
+}
+
+/// Pulls a release, or a part of it, as adapters read cases.
+fn pull(
+    bucket: &str,
+    key: &ReleaseKey<'_>,
+    settings: &S3Settings,
+    out: &Path,
+    context: &Context,
+) -> Result<String, (Exit, Failure)> {
+    let url = format!("s3://{bucket}/{}", key.prefix);
+    let url = url.parse::<StoreUrl>().map_err(|error| {
+        let help = "Correct test_data_ref.s3.key.";
+        (Exit::Usage, Failure::from_error(&error, help))
+    })?;
+    let mut select = Select::default();
+    if let Some((index, of)) = key.shard {
+        select = select.shard(index, of);
+    }
+    let store = crate::store::open(&url, settings, Purpose::Read)
+        .map_err(|error| (Exit::System, Failure::from_error(&error, error.help())))?;
+    let failed = |error| store::told(&error);
+    let remote = Remote::new(&*store, None).map_err(failed)?;
+    let which = Which::Manifest(key.release);
+    let release = remote.release(&which).map_err(failed)?;
+    let pulled = publish::pull(
+        &publish::Pull {
+            remote,
+            release: &release,
+            chosen: Chosen {
+                has: &|id| select.has(id),
+                only: None,
+            },
+            layout: Layout::Cases,
+            out,
+            max_bytes: None,
+            // The volume is of this pod alone.
+            force: true,
+            jobs: jobs(None),
+            stop: &context.stop,
+        },
+        &(),
+    )
+    .map_err(failed)?;
+    if pulled.interrupted {
+        return Err(store::told(&PublishError::Stopped));
+    }
+    // Adapters take every directory for a case.
+    let state = out.join(publish::STATE);
+    fs::remove_dir_all(&state).map_err(|error| {
+        let message = format!("{} can not be removed.", state.display());
+        let failure = Failure {
+            causes: vec![error.to_string()],
+            ..Failure::new(message, "Check that the volume can be written.")
+        };
+        (Exit::System, failure)
+    })?;
+    let number = |it: u64| usize::try_from(it).unwrap_or(usize::MAX);
+    Ok(format!(
+        "Pulled {} ({}, {}) into {}; compared with what was published.\n",
+        count(number(pulled.cases), "case", "cases"),
+        count(number(pulled.files), "file", "files"),
+        size(pulled.bytes),
+        escape::line(&out.to_string_lossy()),
     ))
 }
 

@@ -12,28 +12,21 @@ use crate::bundle::{Release, View};
 use crate::diag::Diagnostics;
 use crate::path::CaseId;
 use crate::publish::{Remote, case};
-use crate::store::Purpose;
 
 pub(super) fn run(args: &Inspect, context: &Context) -> Outcome {
     inspect(args, context).unwrap_or_else(store::stopped)
 }
 
 fn inspect(args: &Inspect, context: &Context) -> Result<Outcome, (Exit, Failure)> {
-    let store = store::open(&args.source.src.0, &args.s3, context, Purpose::Read)?;
-    let cache = args
-        .source
-        .cache
-        .as_ref()
-        .map(|dir| context.machine.absolute(dir));
-    let remote = Remote::new(&*store, cache.as_deref()).map_err(|error| store::told(&error))?;
-    let release = store::release(remote, &args.source)?;
-    let outcome = match &args.case {
-        None => whole(&release, context),
-        Some(id) => one(remote, &release, id, context)?,
-    };
-    Ok(outcome
-        .field("store", args.source.src.0.to_string())
-        .field("release", release.digest.to_string()))
+    store::with_release(&args.source, &args.s3, context, |remote, release| {
+        let outcome = match &args.case {
+            None => whole(release, context),
+            Some(id) => one(remote, release, id, context)?,
+        };
+        Ok(outcome
+            .field("store", args.source.src.0.to_string())
+            .field("release", release.digest.to_string()))
+    })
 }
 
 fn whole(release: &Release, context: &Context) -> Outcome {

@@ -9,14 +9,14 @@ use super::Context;
 use super::args::{Publish, PublishLayout};
 use super::build;
 use super::exit::Exit;
-use super::input;
+use super::input::{self, Loaded};
 use super::outcome::{Failure, Outcome, ids, interrupted};
 use super::store;
 use super::ui::{Progress, count, size};
 use crate::bundle::{RefName, Release};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
-use crate::plan::LOCAL_REF;
+use crate::plan::Summary;
 use crate::publish::{Push, Pushed, Remote, Which, push};
 use crate::store::{Directory, Purpose, Store};
 use crate::target::Target;
@@ -39,8 +39,8 @@ pub(super) fn run(args: &Publish, context: &Context) -> Outcome {
     };
     let from = match &args.publishing.from {
         Some(from) => context.machine.absolute(from),
-        None => match build(args, context, &mut diags) {
-            Ok(from) => from,
+        None => match build(args, Target::Bundle, context, &mut diags) {
+            Ok(_) => built_at(args, Target::Bundle, context),
             Err(end) => return end(diags),
         },
     };
@@ -53,24 +53,20 @@ pub(super) fn run(args: &Publish, context: &Context) -> Outcome {
 /// How a publish ends that has nothing to send, with what was found.
 type End = Box<dyn FnOnce(Diagnostics) -> Outcome>;
 
-/// Builds the release; returns the store root that has it.
-fn build(args: &Publish, context: &Context, diags: &mut Diagnostics) -> Result<PathBuf, End> {
+/// Builds what is to be sent, in the output directory of `target`.
+fn build(
+    args: &Publish,
+    target: Target,
+    context: &Context,
+    diags: &mut Diagnostics,
+) -> Result<(Loaded, Summary), End> {
     let loaded = match input::load(&args.input, &args.packaging, context, diags) {
         Ok(Some(loaded)) => loaded,
         Ok(None) => return Err(Box::new(Outcome::of)),
         Err(failure) => return Err(Box::new(|diags| input::refused(diags, failure))),
     };
-    let built = build::build(
-        &loaded,
-        &[Target::Bundle],
-        &args.destination,
-        context,
-        diags,
-    );
-    let summary = match built {
-        Ok(summary) => summary,
-        Err(stopped) => return Err(Box::new(|diags| stopped.outcome(diags))),
-    };
+    let built = build::build(&loaded, &[target], &args.destination, context, diags);
+    let summary = built.map_err(|stopped| -> End { Box::new(|diags| stopped.outcome(diags)) })?;
     if summary.interrupted {
         return Err(Box::new(|diags| {
             interrupted(Outcome::of(diags), "Nothing was published.")
@@ -80,8 +76,13 @@ fn build(args: &Publish, context: &Context, diags: &mut Diagnostics) -> Result<P
         let failed = ids(&summary.failed);
         return Err(Box::new(|diags| Outcome::of(diags).field("failed", failed)));
     }
+    Ok((loaded, summary))
+}
+
+/// Where [`build`] puts what it builds.
+fn built_at(args: &Publish, target: Target, context: &Context) -> PathBuf {
     let out = context.machine.absolute(&args.destination.out);
-    Ok(out.join(Target::Bundle.name()))
+    out.join(target.name())
 }
 
 fn send(
@@ -93,12 +94,13 @@ fn send(
 ) -> Result<(Release, Pushed), (Exit, Failure)> {
     let publishing = &args.publishing;
     let release = built(from)?;
+    let tag = tag(args);
     let progress = Progress::new(&context.look);
     let push_it = Push {
         from,
         release: &release,
         remote: Remote::new(store, None).map_err(|error| store::told(&error))?,
-        reference: &publishing.tag,
+        reference: &tag,
         force: args.destination.force,
         dry_run: publishing.dry_run,
         grace: GRACE,
@@ -119,13 +121,17 @@ fn send(
     Ok((release, pushed))
 }
 
+/// What the release is to be called.
+fn tag(args: &Publish) -> RefName {
+    let given = args.publishing.tag.clone();
+    given.unwrap_or_else(RefName::latest)
+}
+
 /// The release that a build has made.
 fn built(from: &Path) -> Result<Release, (Exit, Failure)> {
     let local = Directory::open(from).map_err(|error| store::told(&error.into()))?;
-    let name = RefName::new(LOCAL_REF)
-        .map_err(|error| (Exit::Bug, Failure::from_error(&error, "Report this.")))?;
     Remote::new(&local, None)
-        .and_then(|remote| remote.release(&Which::Ref(name)))
+        .and_then(|remote| remote.release(&Which::Ref(RefName::latest())))
         .map_err(|error| store::told(&error))
 }
 
@@ -137,7 +143,7 @@ fn told(
     diags: Diagnostics,
 ) -> Outcome {
     let dry_run = args.publishing.dry_run;
-    let (url, tag) = (args.dest.to_string(), args.publishing.tag.as_str());
+    let (url, tag) = (args.dest.to_string(), tag(args).to_string());
     let traffic = store.traffic();
     let number = |blobs: u64| usize::try_from(blobs).unwrap_or(usize::MAX);
     let sent = count(number(pushed.uploaded), "blob", "blobs");

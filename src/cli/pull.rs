@@ -9,15 +9,15 @@ use super::Context;
 use super::args::{Pull, PullAs, PullView};
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome, interrupted};
+use super::settings::jobs;
 use super::store;
 use super::ui::{Progress, count, size};
-use crate::bundle::View;
+use crate::bundle::{Release, View};
 use crate::diag::{Diagnostic, Diagnostics, Levels, Rule};
 use crate::escape;
 use crate::path::CaseId;
 use crate::plan::Select;
 use crate::publish::{self, Chosen, Layout, Pulled, Remote};
-use crate::store::Purpose;
 
 /// Where Kubernetes looks for what a container said last.
 const TERMINATION_LOG: &str = "/dev/termination-log";
@@ -108,40 +108,43 @@ fn pull(args: &Pull, context: &Context) -> Result<Outcome, (Exit, Failure)> {
     if let Some((index, of)) = pulling.shard {
         select = select.shard(index, of);
     }
-    let store = store::open(&args.source.src.0, &args.s3, context, Purpose::Read)?;
-    let cache = args
-        .source
-        .cache
-        .as_ref()
-        .map(|dir| context.machine.absolute(dir));
-    let remote = Remote::new(&*store, cache.as_deref()).map_err(|error| store::told(&error))?;
-    let release = store::release(remote, &args.source)?;
+    store::with_release(&args.source, &args.s3, context, |remote, release| {
+        let chosen = Chosen {
+            has: &|id| select.has(id),
+            only: literal(&globs),
+        };
+        get(args, context, remote, release, chosen, layout)
+    })
+}
+
+fn get(
+    args: &Pull,
+    context: &Context,
+    remote: Remote<'_>,
+    release: &Release,
+    chosen: Chosen<'_>,
+    layout: Layout,
+) -> Result<Outcome, (Exit, Failure)> {
+    let pulling = &args.pulling;
     let out = context.machine.absolute(&pulling.out);
-    let jobs = pulling.jobs.map_or_else(
-        || std::thread::available_parallelism().map_or(1, Into::into),
-        Into::into,
-    );
     let progress = Progress::new(&context.look);
     let pulled = publish::pull(
         &publish::Pull {
             remote,
-            release: &release,
-            chosen: Chosen {
-                has: &|id| select.has(id),
-                only: literal(&globs),
-            },
+            release,
+            chosen,
             layout,
             out: &out,
             max_bytes: pulling.max_bytes,
             force: pulling.force,
-            jobs,
+            jobs: jobs(pulling.jobs),
             stop: &context.stop,
         },
         &progress,
     );
     drop(progress);
     let pulled = pulled.map_err(|error| store::told(&error))?;
-    let traffic = store.traffic();
+    let traffic = remote.store.traffic();
     let mut outcome = Outcome::of(warnings(&pulled))
         .field("store", args.source.src.0.to_string())
         .field("release", release.digest.to_string())

@@ -1,5 +1,7 @@
 //! Stores as users name them, opened; and what is said when one fails.
 
+use std::path::Path;
+
 use super::Context;
 use super::args::{S3Args, Source};
 use super::exit::Exit;
@@ -51,8 +53,40 @@ fn settings(args: &S3Args, context: &Context) -> Result<S3Settings, (Exit, Failu
     Ok(settings.with_variables(|name| machine.env.get(name).cloned()))
 }
 
-/// The release that is meant, if it is the dataset that is expected.
-pub(super) fn release(remote: Remote<'_>, source: &Source) -> Result<Release, (Exit, Failure)> {
+/// The store that holds the prefix, and the prefix's last component.
+pub(super) fn parted(dest: &StoreUrl) -> Option<(StoreUrl, String)> {
+    match dest {
+        StoreUrl::S3 { bucket, prefix } => {
+            let prefix = prefix.as_ref()?;
+            let parent = StoreUrl::S3 {
+                bucket: bucket.clone(),
+                prefix: prefix.parent(),
+            };
+            Some((parent, prefix.name().to_owned()))
+        }
+        StoreUrl::Directory(path) => {
+            let name = path.file_name()?.to_str()?.to_owned();
+            let parent = path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty());
+            let parent = parent.unwrap_or(Path::new("."));
+            Some((StoreUrl::Directory(parent.to_owned()), name))
+        }
+    }
+}
+
+/// Opens the store and its cache, and does `work` with the release that is meant, if it is of the
+/// dataset that is expected.
+pub(super) fn with_release<T>(
+    source: &Source,
+    s3: &S3Args,
+    context: &Context,
+    work: impl FnOnce(Remote<'_>, &Release) -> Result<T, (Exit, Failure)>,
+) -> Result<T, (Exit, Failure)> {
+    let store = open(&source.src.0, s3, context, Purpose::Read)?;
+    let cache = source.cache.as_ref();
+    let cache = cache.map(|dir| context.machine.absolute(dir));
+    let remote = Remote::new(&*store, cache.as_deref()).map_err(|error| told(&error))?;
     let which = match source.src.1 {
         Some(digest) => Which::Manifest(digest),
         None => Which::Ref(source.r#ref.clone()),
@@ -69,7 +103,7 @@ pub(super) fn release(remote: Remote<'_>, source: &Source) -> Result<Release, (E
                 "Name the release by its digest, or publish the dataset that is expected.",
             ),
         )),
-        _ => Ok(release),
+        _ => work(remote, &release),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `casepack verify`: what was built, read and compared with what was recorded; or a store.
 
-mod stored;
+pub(super) mod stored;
 
 use std::path::{Path, PathBuf};
 

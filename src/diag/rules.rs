@@ -110,6 +110,16 @@ rules! {
         "All cases share one workspace and one batch.yaml; one of some cases would be another batch."
         "Build the workspace target without --case and --shard."
         "casepack build --target workspace --shard 1/2"
+    BothDownloads "both-downloads" Warning true
+        "A benchmark names both an S3 prefix for its adapter and test data for EvalHub."
+        "The agent-eval adapter downloads only when it finds no files beside its config; what it finds depends on the image."
+        "Leave `parameters.s3_prefix` or `test_data_ref` out."
+        "parameters: {s3_prefix: a/}, test_data_ref: {s3: …}"
+    BucketName "bucket-name" Error false
+        "A bucket has a name that buckets can not have."
+        "EvalHub takes any text, and the job then fails when its pod starts."
+        "Write 3 to 63 small letters, digits, dots and dashes, a letter or digit first and last."
+        "bucket: NOT A BUCKET"
     BundledVerifierLimits "bundled-verifier-limits" Warning true
         "A judge asks for something that the bundled judge runner can not do."
         "Packages carry a judge runner of their own that needs only python3; agent judges and some builtins need the harness."
@@ -130,6 +140,11 @@ rules! {
         "Names are compared without regard to letter case, since disks and container names are."
         "Rename one of the case directories."
         "cases/Case-1 and cases/case-1"
+    ChangeMe "change-me" Warning true
+        "A place in a file for EvalHub is still to be filled in."
+        "`casepack emit evalhub` knows what was published; model, image and keys only you know."
+        "Edit the file, or give the value as a flag: --model, --model-url, --adapter-image, --adapter-command. Keys belong into the Secret only."
+        "image: CHANGE-ME"
     CheckImport "check-import" Warning true
         "A check imports a module that the image of the packages does not have."
         "Unless --image or --base-image is given, packages run in an image with Python and nothing else, and there such a judge ends in an error."
@@ -145,6 +160,11 @@ rules! {
         "A syntax error would then be seen only when a package is verified."
         "Install python3 on the machine that builds."
         ""
+    CollectionSecretRef "collection-secret-ref" Error false
+        "The Secret of a bucket has the wrong key for this kind of file."
+        "A collection in a file of the server has `secretref`, and with `secret_ref` the server does not start; requests have `secret_ref`."
+        "Write `secretref` in collection files (YAML) and `secret_ref` in requests (JSON)."
+        "s3: {bucket: b, key: k/, secret_ref: s}"
     CommandPlaceholder "command-placeholder" Warning true
         "A placeholder in runner.command is not known."
         "It stays in the command as it is written."
@@ -200,6 +220,11 @@ rules! {
         "EvalHub's downloaders make every file with mode 0644."
         "Call the file by its interpreter, or use packages or bundles, which keep the mode."
         "cases/case-001/run.sh with mode 0755"
+    ExperimentNeedsMlflow "experiment-needs-mlflow" Warning true
+        "A job names an experiment."
+        "A server without MLflow refuses such a job (mlflow_required_for_experiment)."
+        "Leave `experiment` out, or allow the rule where the server has MLflow."
+        "experiment: {name: triage}"
     FileChanged "file-changed" Error false
         "A file changed while it was read."
         "What was read is neither the old nor the new content."
@@ -245,6 +270,11 @@ rules! {
         "Every case needs input.yaml, input.yml or input.json; it is what the agent sees."
         "Add an input.yaml, or move the directory out of the dataset."
         ""
+    JobTooLarge "job-too-large" Warning true
+        "A job is larger than the ConfigMap that it has to fit into."
+        "EvalHub writes it to a ConfigMap, which holds 1 MiB."
+        "Give fewer or shorter parameters, or split the job."
+        ""
     JudgeBranchUncovered "judge-branch-uncovered" Warning true
         "A conditional judge always runs or never runs."
         "Its condition reads a field that has one value in all cases, so one branch is never tested."
@@ -260,16 +290,41 @@ rules! {
         "It needs one of check, prompt, prompt_file, llm_rubric, module + function or builtin; without one it is skipped."
         "Add one, or remove the judge."
         "judges: [{name: quality}]"
+    KeyWithoutSlash "key-without-slash" Error false
+        "The key of test data does not end with a slash."
+        "EvalHub's downloader takes the key as the beginning of a text: `data/v1` fetches `data/v10/…` as well."
+        "Add the slash."
+        "key: data/v1"
+    KubernetesName "kubernetes-name" Error false
+        "A Secret, a claim or a queue has a name that Kubernetes does not take."
+        "EvalHub takes any text, and the pod then waits for something that can not exist."
+        "Write 1 to 63 small letters, digits and dashes, a letter or digit first and last."
+        "secret_ref: S_S"
+    LargeDownload "large-download" Warning true
+        "The objects may not fit on the disk of the pod."
+        "EvalHub asks for no disk space, and agent-eval copies the cases once more."
+        "Publish parts with --shard I/N below a prefix each, or leave large files out."
+        ""
     LlmJudgeWithoutModel "llm-judge-without-model" Warning true
         "An LLM judge has no model."
         "It will end in an error when a package is verified."
         "Set models.judge, the judge's own model, or --judge-model; or drop LLM judges with --no-llm-judges."
         "judges: [{name: q, prompt: …}]"
+    LoopbackEndpoint "loopback-endpoint" Warning true
+        "The S3 endpoint for pods is this machine."
+        "In a pod, localhost and 127.0.0.1 are the pod itself."
+        "Write the URL that the cluster knows the server by."
+        "AWS_S3_ENDPOINT: http://127.0.0.1:9000"
     MissingKey "missing-key" Error false
         "A key that is needed is missing."
         "There is no sensible default for it."
         "Add the key."
         "files: [{dest: a.md}]"
+    ModelUrl "model-url" Error false
+        "A job has no URL of a model, or one that is none."
+        "EvalHub refuses the job (model_url_required), unless all its benchmarks work on recorded results."
+        "Write the whole URL of the model's API."
+        "model: {name: m, url: vertex-ai}"
     MutuallyExclusive "mutually-exclusive" Error false
         "Two fields can not be used together."
         "They contradict each other."
@@ -365,6 +420,11 @@ rules! {
         "With an empty key EvalHub makes a pod without any files; and the record of what casepack wrote lies beside the prefix."
         "Add a prefix: s3://BUCKET/PREFIX."
         "s3://bucket"
+    ProviderNotLiteral "provider-not-literal" Error false
+        "A provider asks for secrets or volumes."
+        "Providers of EvalHub have literal environment values only; everything else is dropped in silence."
+        "Write the value itself, or bring the file in the image."
+        "env: [{name: KEY, valueFrom: …}]"
     RecordDamaged "record-damaged" Warning true
         "The record of an output directory can not be used."
         "It says which outputs casepack wrote; a damaged or foreign one is not trusted."
@@ -420,6 +480,11 @@ rules! {
         "Its values are taken as 1 to 5."
         "Declare score_range."
         "feedback_type: int"
+    SecretIncomplete "secret-incomplete" Error false
+        "A Secret for test data lacks one of its four keys."
+        "EvalHub's downloader needs AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION and AWS_S3_ENDPOINT, on AWS too."
+        "Add the key; on AWS the endpoint is https://s3.REGION.amazonaws.com."
+        ""
     SecretLiteral "secret-literal" Warning true
         "An environment value looks like a secret."
         "It would be written into every package in clear."

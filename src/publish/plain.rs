@@ -214,6 +214,64 @@ pub(super) fn record_of(store: &dyn Store, prefix: &str) -> Result<Option<Record
     Ok(Some(record))
 }
 
+/// What casepack published below a prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// How the objects are laid out.
+    pub layout: Layout,
+    /// The digest of the tree of all objects.
+    pub tree: String,
+    /// The digest of the dataset, when it was known.
+    pub dataset: Option<String>,
+    /// Objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What casepack published below the prefix `name` of `store`; `None`: it has no record of it.
+/// What the downloaders would stumble over there is told in `diags`.
+///
+/// # Errors
+/// When the store fails, the record is none, or objects are not there that it names.
+pub fn published(
+    store: &dyn Store,
+    name: &str,
+    stop: &AtomicBool,
+    diags: &mut Diagnostics,
+) -> Result<Option<Published>, PublishError> {
+    let Some(record) = record_of(store, &format!("{name}/"))? else {
+        return Ok(None);
+    };
+    let bad = |why: String| Bad::new(store.show(&format!("{RECORDS}/{name}.json")), why);
+    let layout = Layout::from_name(&record.layout)
+        .filter(|_| record.schema == SCHEMA)
+        .ok_or_else(|| bad("is of another version of casepack".to_owned()))?;
+    let plain = Plain {
+        store,
+        name,
+        layout,
+        objects: &Tree::default(),
+        dataset: None,
+        force: false,
+        stop,
+    };
+    let listing = list(&plain)?;
+    let there = |path: &str| TreePath::new(path).is_ok_and(|it| listing.objects.contains_key(&it));
+    if let Some(lost) = record.paths().find(|path| !there(path)) {
+        let why = format!("lacks '{lost}', which was published");
+        return Err(Bad::new(format!("{}/", store.show(name)), why).into());
+    }
+    foreign(&plain, &record, &listing, diags);
+    Ok(Some(Published {
+        layout,
+        tree: record.tree,
+        dataset: record.dataset,
+        objects: record.files.len() as u64,
+        bytes: record.files.values().map(|file| file.size).sum(),
+    }))
+}
+
 fn read_record(plain: &Plain<'_>) -> Result<(Record, Option<Etag>), PublishError> {
     let path = record_key(plain.name)?;
     let object = match plain.store.get(&path, MAX_RECORD) {

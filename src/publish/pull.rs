@@ -40,7 +40,7 @@ const LARGE: u64 = 1 << 20;
 /// Contents that several batches need stay in memory up to this size together.
 const KEEP_BYTES: u64 = 24 << 20;
 /// The directory for what is not finished, and the record, in a destination.
-const STATE: &str = ".casepack";
+pub const STATE: &str = ".casepack";
 
 /// What a case becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,6 +14,7 @@ use crate::bundle::tests::{Made, files, many, pack_all, tree};
 use crate::bundle::{BLOBS, RefName, Release, View};
 use crate::digest::Digest;
 use crate::fs::Root;
+use crate::plan::Change;
 use crate::store::{
     Body, Conditions, Directory, Etag, Expected, Listed, Memory, Object, Store, Swap, Traffic,
 };
@@ -467,17 +468,17 @@ fn differences_are_told_by_case_view_and_file() {
     let files: Vec<_> = changes
         .files
         .iter()
-        .map(|it| (it.case.as_str(), it.view, it.path.as_str(), it.what))
+        .map(|it| (it.case.as_str(), it.view, it.path.as_str(), it.change))
         .collect();
     assert_eq!(
         files,
         [
-            ("case-00020", View::Workspace, "skill/a.md", "changed"),
+            ("case-00020", View::Workspace, "skill/a.md", Change::Content),
             (
                 "case-00020",
                 View::Evaluation,
                 "annotations.yaml",
-                "removed"
+                Change::Removed
             ),
         ]
     );

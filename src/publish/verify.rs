@@ -9,6 +9,7 @@ use crate::bundle::{Bad, Descriptor, Name, Release, Shard, View, blob_key, tree_
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
 use crate::path::CaseId;
+use crate::plan::Change;
 use crate::store::{AT_ONCE, Store, for_each};
 
 /// Bytes of a blob that are read at once.
@@ -173,7 +174,7 @@ fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError>
 }
 
 /// One file that differs between two releases.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The case.
     pub case: CaseId,
@@ -181,8 +182,12 @@ pub struct Difference {
     pub view: View,
     /// The file.
     pub path: String,
-    /// `added`, `removed` or `changed`.
-    pub what: &'static str,
+    /// What is different about it.
+    pub change: Change,
+    /// Its content in the first release.
+    pub old: Option<Digest>,
+    /// Its content in the second release.
+    pub new: Option<Digest>,
 }
 
 /// What differs between two releases.
@@ -219,17 +224,21 @@ pub fn diff(
                 (None, Some(_)) if view == View::Workspace => changes.added.push(id.clone()),
                 (Some(x), Some(y)) => {
                     for path in x.keys().chain(y.keys()).collect::<BTreeSet<_>>() {
-                        let what = match (x.get(path), y.get(path)) {
-                            (Some(x), Some(y)) if x == y => continue,
-                            (Some(_), Some(_)) => "changed",
-                            (Some(_), None) => "removed",
-                            _ => "added",
+                        let (old, new) = (x.get(path), y.get(path));
+                        let change = match (old, new) {
+                            (Some(old), Some(new)) if old == new => continue,
+                            (Some((_, old)), Some((_, new))) if old == new => Change::Mode,
+                            (Some(_), Some(_)) => Change::Content,
+                            (Some(_), None) => Change::Removed,
+                            _ => Change::Added,
                         };
                         changes.files.push(Difference {
                             case: id.clone(),
                             view,
                             path: path.clone(),
-                            what,
+                            change,
+                            old: old.map(|(_, digest)| *digest),
+                            new: new.map(|(_, digest)| *digest),
                         });
                     }
                 }
@@ -237,7 +246,8 @@ pub fn diff(
             }
         }
     }
-    changes.files.sort();
+    let place = |file: &Difference| (file.case.clone(), file.view, file.path.clone());
+    changes.files.sort_by_cached_key(place);
     Ok(changes)
 }
 

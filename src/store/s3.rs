@@ -30,8 +30,8 @@ use self::retry::Tries;
 pub use self::settings::{Access, AccessKeys, S3Settings, SecretError};
 use super::error::MAX_KEY;
 use super::{
-    Action, Body, Conditions, Counters, Entry, Etag, Expected, Listed, Object, Reason, Store,
-    StoreError, Swap, Traffic,
+    Action, Body, Conditions, Counters, Entry, Etag, Expected, Listed, Object, Reason, Server,
+    Store, StoreError, Swap, Traffic,
 };
 use crate::digest::Digest;
 use crate::path::TreePath;
@@ -473,5 +473,14 @@ impl Store for S3 {
 
     fn traffic(&self) -> Traffic {
         self.counters.traffic()
+    }
+
+    fn server(&self) -> Option<Server> {
+        let region = self.connection.region.clone();
+        let endpoint = self.connection.endpoint.clone().unwrap_or_else(|| {
+            let country = if region.starts_with("cn-") { ".cn" } else { "" };
+            format!("https://s3.{region}.amazonaws.com{country}")
+        });
+        Some(Server { endpoint, region })
     }
 }

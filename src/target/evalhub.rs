@@ -1,8 +1,17 @@
 //! The plain tree that EvalHub's stock adapters read: one directory per case with everything in it
 //! (policy 26, evalhub.md 6).
 
+mod config;
+mod files;
+mod strict;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use self::config::config;
+pub use self::files::{
+    BENCHMARKS, Fetched, OBJECTS, Part, ReleaseKey, Request, label, release_key,
+};
+pub use self::strict::{Kind, check_file};
 use crate::assemble::Views;
 use crate::dataset::JUDGE_FILES;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
@@ -63,6 +72,8 @@ const DEADLINE_SECONDS: u64 = 600;
 const OBJECT_MS: u64 = 30;
 /// Bytes that it gets in a millisecond: 50 MB/s.
 const BYTES_PER_MS: u64 = 50_000;
+/// Bytes that a pod's disk may not have room for, twice: agent-eval copies them.
+const LARGE_BYTES: u64 = 10_000_000_000;
 /// Names of one kind are told one by one up to this number.
 const TOLD: usize = 20;
 
@@ -82,6 +93,13 @@ impl Layout {
             Self::TestData => "evalhub-testdata",
             Self::AgentEval => "agent-eval-s3",
         }
+    }
+
+    /// The layout of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::TestData, Self::AgentEval]
+            .into_iter()
+            .find(|layout| layout.name() == name)
     }
 
     /// The objects of a built tree, by what follows their prefix.
@@ -187,7 +205,7 @@ pub fn check(objects: &Tree, layout: Layout, diags: &mut Diagnostics) {
         );
     }
     clashes(objects, diags);
-    too_much(objects, diags);
+    too_much(objects, layout, diags);
 }
 
 /// Names that keys or the pod's file system take amiss.
@@ -227,25 +245,78 @@ fn clashes(objects: &Tree, diags: &mut Diagnostics) {
     }
 }
 
-/// What the stock downloader will hardly get within its time.
-fn too_much(objects: &Tree, diags: &mut Diagnostics) {
+/// What the stock downloaders will hardly get in time, or have no room for.
+fn too_much(objects: &Tree, layout: Layout, diags: &mut Diagnostics) {
     let count = objects.len() as u64;
-    let seconds = (count * OBJECT_MS + objects.bytes() / BYTES_PER_MS) / 1000;
-    if seconds <= DEADLINE_SECONDS / 2 {
-        return;
-    }
-    diags.push(
-        Diagnostic::new(
-            Rule::SlowDownload,
-            format!(
-                "EvalHub's downloader would take about {seconds} s for {count} objects of {} MB, \
-                 and gives up after {DEADLINE_SECONDS} s.",
-                objects.bytes() / 1_000_000
+    let bytes = objects.bytes();
+    let seconds = seconds(count, bytes);
+    let megabytes = bytes / 1_000_000;
+    if seconds > DEADLINE_SECONDS / 2 {
+        let (who, end) = match layout {
+            Layout::TestData => (
+                "EvalHub's downloader",
+                format!(", and gives up after {DEADLINE_SECONDS} s"),
             ),
-        )
-        .help(
-            "Publish parts with --shard I/N below a prefix each, one benchmark for each; or use \
-             casepack as EvalHub's init image.",
-        ),
-    );
+            Layout::AgentEval => ("agent-eval's downloader", String::new()),
+        };
+        let message = format!(
+            "{who} would take about {seconds} s for {count} objects of {megabytes} MB{end}."
+        );
+        diags.push(Diagnostic::new(Rule::SlowDownload, message).help(
+            "Publish parts with --shard I/N below a prefix each, one benchmark for each; or \
+                 use casepack as EvalHub's init image.",
+        ));
+    }
+    if bytes > LARGE_BYTES {
+        let message = format!("The objects have {megabytes} MB, which the pod's disk must hold.");
+        diags.push(Diagnostic::new(Rule::LargeDownload, message).help(
+            "agent-eval copies them once more: publish parts with --shard I/N below a prefix \
+                 each, or leave large files out.",
+        ));
+    }
+}
+
+/// How long the stock downloaders take, one object after another.
+pub fn seconds(objects: u64, bytes: u64) -> u64 {
+    (objects * OBJECT_MS + bytes / BYTES_PER_MS) / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest::Digest;
+    use crate::tree::Content;
+
+    #[test]
+    fn what_takes_too_long_or_too_much_room_is_told() {
+        let objects = |count: u64, size: u64| {
+            let mut tree = TreeBuilder::new();
+            for number in 0..count {
+                let path = TreePath::new(&format!("case-{number}/input.yaml")).unwrap();
+                let content = Content {
+                    digest: Digest::of(b""),
+                    size,
+                    ..Content::bytes(*b"")
+                };
+                tree.insert(path, Mode::Regular, content).unwrap();
+            }
+            tree.finish()
+        };
+        for (count, size, rules) in [
+            (10_000, 10, vec![]),
+            (10_100, 10, vec![Rule::SlowDownload]),
+            (1, 11_000_000_000, vec![Rule::LargeDownload]),
+            (
+                2,
+                16_000_000_000,
+                vec![Rule::LargeDownload, Rule::SlowDownload],
+            ),
+        ] {
+            let mut diags = Diagnostics::default();
+            too_much(&objects(count, size), Layout::AgentEval, &mut diags);
+            let mut told: Vec<Rule> = diags.iter().map(|found| found.rule).collect();
+            told.sort();
+            assert_eq!(told, rules, "{count} of {size}");
+        }
+    }
 }

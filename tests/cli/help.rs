@@ -16,6 +16,7 @@ const VERBS: &[&str] = &[
     "ls",
     "inspect",
     "gc",
+    "emit",
     "explain",
     "completions",
     "man",

@@ -1,12 +1,12 @@
 //! What may be typed for verbs that speak with stores.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 
-use super::{Destination, Input, Packaging, shard};
+use super::{Destination, Input, LevelArgs, Packaging, shard};
 use crate::bundle::RefName;
 use crate::digest::Digest;
 use crate::store::StoreUrl;
@@ -71,15 +71,10 @@ pub(crate) struct Publishing {
     )]
     #[arg(value_enum)]
     pub(crate) layout: PublishLayout,
-    /// The name of the release; with --force it is moved whoever moved it meanwhile
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "CASEPACK_TAG",
-        default_value = "latest"
-    )]
-    #[arg(value_parser = reference)]
-    pub(crate) tag: RefName,
+    /// The name of the release [default: latest]; with --force it is moved whoever moved it
+    /// meanwhile
+    #[arg(long, value_name = "NAME", env = "CASEPACK_TAG", value_parser = reference)]
+    pub(crate) tag: Option<RefName>,
     /// A directory with a release that was built before, which is sent as it is
     #[arg(long, value_name = "DIR", env = "CASEPACK_FROM")]
     pub(crate) from: Option<PathBuf>,
@@ -231,6 +226,88 @@ pub(crate) struct Inspect {
     pub(crate) case: Option<String>,
     #[command(flatten)]
     pub(crate) s3: S3Args,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Emit {
+    /// For which system
+    #[arg(value_name = "FOR", value_enum)]
+    pub(crate) what: EmitFor,
+    /// What was published: `s3://BUCKET/PREFIX` of plain objects as publish printed it, or a store
+    /// with --ref or '@' and the digest of a release; several make a benchmark each
+    #[arg(value_name = "SRC", value_parser = source)]
+    pub(crate) sources: Vec<(StoreUrl, Option<Digest>)>,
+    #[command(flatten)]
+    pub(crate) levels: LevelArgs,
+    /// The release of a store, by its name
+    #[arg(long, value_name = "NAME", env = "CASEPACK_REF", value_parser = reference)]
+    pub(crate) r#ref: Option<RefName>,
+    /// Into how many benchmarks a release is split; one for each 5,000 files without it
+    #[arg(long, value_name = "N", env = "CASEPACK_SHARDS")]
+    pub(crate) shards: Option<NonZeroU32>,
+    /// Where the files go; they are printed without it
+    #[arg(short, long, value_name = "DIR", env = "CASEPACK_OUT")]
+    pub(crate) out: Option<PathBuf>,
+    /// Overwrite files that are there
+    #[arg(long, env = "CASEPACK_FORCE", value_parser = FalseyValueParser::new())]
+    pub(crate) force: bool,
+    /// Check these files instead, more strictly than the server does: jobs, providers,
+    /// collections, Secrets
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CASEPACK_CHECK",
+        num_args = 1..,
+        value_delimiter = '\n',
+        conflicts_with = "sources"
+    )]
+    pub(crate) check: Vec<PathBuf>,
+    /// The name of the job; made of prefix and digest without it
+    #[arg(long, value_name = "NAME", env = "CASEPACK_NAME")]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) name: Option<String>,
+    /// The model, by its name
+    #[arg(long, value_name = "MODEL", env = "CASEPACK_MODEL")]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) model: Option<String>,
+    /// The URL of the model's API
+    #[arg(long, value_name = "URL", env = "CASEPACK_MODEL_URL")]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) model_url: Option<String>,
+    /// The id of the provider [default: agent-eval]
+    #[arg(long, value_name = "ID", env = "CASEPACK_PROVIDER")]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) provider: Option<String>,
+    /// The id of the provider's benchmark [default: skill-eval]
+    #[arg(long, value_name = "ID", env = "CASEPACK_BENCHMARK")]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) benchmark: Option<String>,
+    /// The image with the adapter
+    #[arg(long, value_name = "REF", env = "CASEPACK_ADAPTER_IMAGE")]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) adapter_image: Option<String>,
+    /// A word of the adapter's command in its image (repeatable)
+    #[arg(
+        long,
+        value_name = "WORD",
+        env = "CASEPACK_ADAPTER_COMMAND",
+        value_delimiter = '\n',
+        allow_hyphen_values = true
+    )]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) adapter_command: Vec<String>,
+    /// The name of the Secret with the bucket's keys [default: casepack-s3]
+    #[arg(long, value_name = "NAME", env = "CASEPACK_SECRET")]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) secret: Option<String>,
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EmitFor {
+    /// `EvalHub`: a provider, the request for a job, and a template of a Secret
+    Evalhub,
 }
 
 #[derive(Debug, Args)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::super::args::Publish;
 use super::super::exit::Exit;
-use super::super::outcome::{Failure, Outcome, ids, interrupted};
+use super::super::outcome::{Failure, Outcome};
 use super::super::ui::{Progress, count, size};
-use super::super::{Context, build, input, store};
+use super::super::{Context, store};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::Digest;
 use crate::escape;
@@ -30,13 +30,21 @@ struct Built {
 
 pub(super) fn run(args: &Publish, layout: Layout, context: &Context) -> Outcome {
     let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
+    if let Some(tag) = &args.publishing.tag {
+        let failure = Failure::new(
+            format!("Plain objects have no tags, and --tag {tag} was given."),
+            "Leave --tag out, and name them by the prefix; `{digest}` in it stands for the digest \
+             of the objects. Releases (--layout bundle) have tags.",
+        );
+        return Outcome::of(diags).failed(Exit::Usage, failure);
+    }
     let built = match built(args, layout, context, &mut diags) {
         Ok(built) => built,
         Err(end) => return end(diags),
     };
     evalhub::check(&built.objects, layout, &mut diags);
     let dest = at_digest(&args.dest, built.objects.id().0);
-    let Some((parent, name)) = parted(&dest) else {
+    let Some((parent, name)) = store::parted(&dest) else {
         let shown = dest.to_string();
         diags.push(
             Diagnostic::new(Rule::PrefixEmpty, format!("'{shown}' has no prefix."))
@@ -70,26 +78,9 @@ fn built(
             dataset: None,
         });
     }
-    let loaded = match input::load(&args.input, &args.packaging, context, diags) {
-        Ok(Some(loaded)) => loaded,
-        Ok(None) => return Err(Box::new(Outcome::of)),
-        Err(failure) => return Err(Box::new(|diags| input::refused(diags, failure))),
-    };
     let target = Target::EvalHub;
-    let summary = build::build(&loaded, &[target], &args.destination, context, diags);
-    let summary =
-        summary.map_err(|stopped| -> super::End { Box::new(|diags| stopped.outcome(diags)) })?;
-    if summary.interrupted {
-        return Err(Box::new(|diags| {
-            interrupted(Outcome::of(diags), "Nothing was published.")
-        }));
-    }
-    if diags.has_errors() || !summary.failed.is_empty() {
-        let failed = ids(&summary.failed);
-        return Err(Box::new(|diags| Outcome::of(diags).field("failed", failed)));
-    }
-    let out = context.machine.absolute(&args.destination.out);
-    let tree = read(&out.join(target.name()))?;
+    let (loaded, summary) = super::build(args, target, context, diags)?;
+    let tree = read(&super::built_at(args, target, context))?;
     // The output may have cases of earlier builds that are not meant this time.
     let tree = tree.filter(|path| {
         let mut components = path.components();
@@ -137,28 +128,6 @@ fn at_digest(dest: &StoreUrl, digest: Digest) -> StoreUrl {
         StoreUrl::Directory(_) => StoreUrl::Directory(PathBuf::from(filled)),
         // Proof: hexadecimal digits in place of a text that was accepted are accepted.
         s3 @ StoreUrl::S3 { .. } => filled.parse().unwrap_or_else(|_| s3.clone()),
-    }
-}
-
-/// The store that holds the prefix, and the prefix's last component.
-fn parted(dest: &StoreUrl) -> Option<(StoreUrl, String)> {
-    match dest {
-        StoreUrl::S3 { bucket, prefix } => {
-            let prefix = prefix.as_ref()?;
-            let parent = StoreUrl::S3 {
-                bucket: bucket.clone(),
-                prefix: prefix.parent(),
-            };
-            Some((parent, prefix.name().to_owned()))
-        }
-        StoreUrl::Directory(path) => {
-            let name = path.file_name()?.to_str()?.to_owned();
-            let parent = path
-                .parent()
-                .filter(|parent| !parent.as_os_str().is_empty());
-            let parent = parent.unwrap_or(Path::new("."));
-            Some((StoreUrl::Directory(parent.to_owned()), name))
-        }
     }
 }
 

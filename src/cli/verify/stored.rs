@@ -16,7 +16,7 @@ use crate::publish::{PublishError, Remote, verify};
 use crate::store::{Purpose, StoreUrl};
 
 /// The store that is meant, when it is one.
-pub(super) fn at(path: &Path, absolute: &Path) -> Option<StoreUrl> {
+pub(in super::super) fn at(path: &Path, absolute: &Path) -> Option<StoreUrl> {
     let url: StoreUrl = path.to_str()?.parse().ok()?;
     match url {
         StoreUrl::Directory(_) => absolute.join(OCI_LAYOUT).is_file().then_some(url),
