@@ -90,26 +90,36 @@ pub fn check_file(name: &str, text: &str, diags: &mut Diagnostics) -> Option<Kin
         );
         return None;
     };
-    let mut places = Vec::new();
-    placeholders(&document.root, &mut places);
-    for node in places {
-        let message = format!("`{CHANGE_ME}` is still to be filled in.");
+    let mut left = Vec::new();
+    placeholders(&document.root, "", &mut left);
+    if let Some((_, first)) = left.first() {
+        let fields: Vec<String> = left.iter().map(|(path, _)| format!("`{path}`")).collect();
+        let message = format!("Still to be filled in: {}.", fields.join(", "));
         diags.push(
             Diagnostic::new(Rule::ChangeMe, message)
                 .help("Write what belongs here, or give it as a flag of `casepack emit evalhub`.")
-                .at(&document.source, node.span.clone()),
+                .at(&document.source, first.span.clone()),
         );
     }
     Some(kind)
 }
 
-fn placeholders<'n>(node: &'n Node, found: &mut Vec<&'n Node>) {
+/// Every value that is still to be filled in, with its path.
+fn placeholders<'n>(node: &'n Node, path: &str, found: &mut Vec<(String, &'n Node)>) {
     match &node.value {
-        Yaml::Str(text) if text.contains(CHANGE_ME) => found.push(node),
-        Yaml::Seq(items) => items.iter().for_each(|item| placeholders(item, found)),
-        Yaml::Map(entries) => entries
-            .iter()
-            .for_each(|(_, value)| placeholders(value, found)),
+        Yaml::Str(text) if text.contains(CHANGE_ME) => found.push((path.to_owned(), node)),
+        Yaml::Seq(items) => {
+            for (index, item) in items.iter().enumerate() {
+                placeholders(item, &format!("{path}[{index}]"), found);
+            }
+        }
+        Yaml::Map(entries) => {
+            for (key, value) in entries {
+                let key = key.value.as_str().unwrap_or_default();
+                let dot = if path.is_empty() { "" } else { "." };
+                placeholders(value, &format!("{path}{dot}{key}"), found);
+            }
+        }
         _ => {}
     }
 }
