@@ -82,7 +82,10 @@ fn check(args: &Emit, context: &Context, mut diags: Diagnostics) -> Outcome {
             Err(error) => {
                 let failure = Failure {
                     causes: vec![error.to_string()],
-                    ..Failure::new(format!("'{name}' can not be read."), "Check --check.")
+                    ..Failure::new(
+                        format!("'{name}' can not be read."),
+                        "Name files with --check that are there and are text, YAML or JSON.",
+                    )
                 };
                 return Outcome::of(diags).failed(Exit::Usage, failure);
             }
