@@ -36,7 +36,7 @@ pub use self::steps::{Action, Moved, Step};
 pub use self::verify::{Change, Difference, Verified, verify};
 use crate::assemble;
 use crate::bundle::Compression;
-use crate::dataset::{self, Dataset, Mode};
+use crate::dataset::{self, Dataset, Format, Mode};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::Digest;
 use crate::event::{Observer, Stage};
@@ -214,6 +214,12 @@ pub fn build(
     diags: &mut Diagnostics,
 ) -> Result<Summary, Error> {
     refuse_case(request.dataset, request.out)?;
+    if !has_targets(request, diags) {
+        return Ok(Summary {
+            failed: request.selected().into_iter().cloned().collect(),
+            ..Summary::default()
+        });
+    }
     let out = output::create(request.out)?;
     let Some(lock) = output::lock(&out, request.stop, observer)? else {
         return Ok(Summary {
@@ -245,6 +251,9 @@ pub fn plan(
     diags: &mut Diagnostics,
 ) -> Result<Plan, Error> {
     refuse_case(request.dataset, request.out)?;
+    if !has_targets(request, diags) {
+        return Ok(Plan::default());
+    }
     // Where a link stands in its place, building says so.
     let out = request
         .out
@@ -566,6 +575,20 @@ fn finish(
         output.finish()?;
     }
     Ok(Some(summary))
+}
+
+/// Whether the dataset has what the targets are made of; tells what it lacks.
+fn has_targets(request: &Request<'_>, diags: &mut Diagnostics) -> bool {
+    let lacks =
+        request.dataset.format == Format::HarborTask && request.targets.contains(&Target::EvalHub);
+    if lacks {
+        let message = "Harbor tasks have no eval.yaml, which EvalHub's adapters need.";
+        diags.push(Diagnostic::new(Rule::Unsupported, message).help(
+            "Build them with --target harbor or bundle. EvalHub can pull a release of them with \
+             casepack as its init image.",
+        ));
+    }
+    !lacks
 }
 
 /// An output in a case directory would be part of the case next time.

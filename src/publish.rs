@@ -26,7 +26,7 @@ pub use self::fetch::{Fetched, fetch};
 pub use self::gc::{Collected, Collection, collect};
 pub use self::list::{CaseRow, case, cases};
 pub use self::plain::{Plain, PlainPushed, Published, Work, published, survey};
-pub use self::pull::{Layout, Pull, Pulled, STATE, pull};
+pub use self::pull::{Layout, Pull, Pulled, RECORD, pull};
 pub use self::push::{Push, Pushed, push};
 pub use self::remote::{Named, Remote, Which};
 pub use self::verify::{Changes, Checked, Difference, diff, verify};

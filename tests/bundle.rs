@@ -42,7 +42,7 @@ fn cases_in(out: &Path) -> Vec<String> {
     };
     let names = list.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names
-        .filter(|name| name != ".casepack" && name != "dataset.toml")
+        .filter(|name| !name.starts_with(".casepack") && name != "dataset.toml")
         .collect();
     names.sort();
     names
@@ -800,6 +800,14 @@ fn a_release_of_harbor_tasks_gives_them_back() {
     for name in cases_in(&tasks) {
         let (a, b) = (tasks.join(&name), project.path("pulled").join(&name));
         assert_eq!(read(&a).id(), read(&b).id(), "{name}");
+    }
+    // EvalHub's adapters run by an eval.yaml, which tasks don't have.
+    for verb in [
+        &["build", "tasks", "--target", "evalhub"][..],
+        &["plan", "tasks", "--target", "evalhub"],
+    ] {
+        let refused = project.casepack(verb.iter().copied()).assert_code(1);
+        assert!(refused.stderr.contains("have no eval.yaml"), "{refused}");
     }
 }
 

@@ -166,16 +166,8 @@ fn pull(
     if pulled.interrupted {
         return Err(store::told(&PublishError::Stopped));
     }
-    // Adapters take every directory for a case.
-    let state = out.join(publish::STATE);
-    fs::remove_dir_all(&state).map_err(|error| {
-        let message = format!("{} can not be removed.", state.display());
-        let failure = Failure {
-            causes: vec![error.to_string()],
-            ..Failure::new(message, "Check that the volume can be written.")
-        };
-        (Exit::System, failure)
-    })?;
+    // Nobody pulls into this volume again, and whoever reads it finds what he expects.
+    drop(fs::remove_file(out.join(publish::RECORD)));
     let number = |it: u64| usize::try_from(it).unwrap_or(usize::MAX);
     Ok(format!(
         "Pulled {} ({}, {}) into {}; compared with what was published.\n",

@@ -15,7 +15,6 @@ use crate::plan::fingerprint::{Aids, GRANULARITY, look};
 use crate::tree::Tree;
 
 const SCHEMA: &str = "casepack.pulled.v1";
-const FILE: &str = "pull.json";
 /// Bytes of a record that are believed to be one.
 const MAX_RECORD: u64 = 512 << 20;
 
@@ -48,11 +47,12 @@ pub(super) enum There {
 }
 
 impl Record {
-    /// The record in the directory `state`; an empty one when it can't be read.
-    pub(super) fn read(state: &Path) -> Self {
+    /// The record at `path`; an empty one when it can't be read.
+    pub(super) fn read(path: &Path) -> Self {
         let read = || -> Option<Self> {
-            let root = Root::open(state).ok()?;
-            let (bytes, _) = root.read(&TreePath::new(FILE).ok()?, MAX_RECORD).ok()?;
+            let root = Root::open(path.parent()?).ok()?;
+            let name = TreePath::new(path.file_name()?.to_str()?).ok()?;
+            let (bytes, _) = root.read(&name, MAX_RECORD).ok()?;
             let record: Self = serde_json::from_slice(&bytes).ok()?;
             (record.schema == SCHEMA).then_some(record)
         };
@@ -94,16 +94,15 @@ impl Record {
     }
 
     /// Writes the record; it has to be younger than what it vouches for.
-    pub(super) fn write(mut self, state: &Path) -> Result<(), PublishError> {
+    pub(super) fn write(mut self, path: &Path) -> Result<(), PublishError> {
         SCHEMA.clone_into(&mut self.schema);
-        let path = state.join(FILE);
         let bytes = serde_json::to_vec(&self)
-            .map_err(|error| failed("can not write", &path)(error.into()))?;
-        if fs::read(&path).is_ok_and(|there| there == bytes) {
+            .map_err(|error| failed("can not write", path)(error.into()))?;
+        if fs::read(path).is_ok_and(|there| there == bytes) {
             return Ok(());
         }
         std::thread::sleep(GRANULARITY);
-        write_atomic(&path, &bytes, 0o644).map_err(|FsError { path, source }| PublishError::Io {
+        write_atomic(path, &bytes, 0o644).map_err(|FsError { path, source }| PublishError::Io {
             doing: "can not write",
             path,
             source,

@@ -39,8 +39,10 @@ const AHEAD: usize = 2;
 const LARGE: u64 = 1 << 20;
 /// Contents that several batches need stay in memory up to this size together.
 const KEEP_BYTES: u64 = 24 << 20;
-/// The directory for what is not finished, and the record, in a destination.
-pub const STATE: &str = ".casepack";
+/// The directory for what is not finished in a destination; of packages also for the record.
+const STATE: &str = ".casepack";
+/// The record of other layouts, a file: adapters take every directory for a case.
+pub const RECORD: &str = ".casepack.pulled";
 
 /// What a case becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +124,11 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         .build()
         .map_err(|error| failed("can not start threads for", pull.out)(io::Error::other(error)))?;
     threads.install(|| catalog.check(pull))?;
-    let mut record = Record::read(&state);
+    let record_at = match pull.layout {
+        Layout::Harbor => state.join("pull.json"),
+        Layout::Cases | Layout::View(_) => pull.out.join(RECORD),
+    };
+    let mut record = Record::read(&record_at);
     let mut done = Pulled::default();
     let todo = threads.install(|| todo(pull, &catalog, &record, &out, &mut done))?;
     let needs = needs(&todo, &catalog)?;
@@ -196,7 +202,13 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
     for case in noted {
         record.note(&out, &case.name, case.tree);
     }
-    record.write(&state)?;
+    record.write(&record_at)?;
+    if pull.layout != Layout::Harbor {
+        // Of another pull's, something may be in them, or be made again.
+        for dir in [&temp, &state] {
+            fs::remove_dir(dir).ok();
+        }
+    }
     match moved {
         Err(PublishError::Stopped) => done.interrupted = true,
         moved => moved?,
@@ -442,7 +454,8 @@ fn todo(
     let mut todo = Vec::new();
     let mut foreign = Vec::new();
     for (case, there, readable) in looked {
-        if !names.insert(fold(case.name.as_str())) || fold(case.name.as_str()) == STATE {
+        let name = fold(case.name.as_str());
+        if !names.insert(name.clone()) || name == STATE || name == RECORD {
             let why = format!(
                 "has a case or package '{}' that takes the place of another",
                 case.name

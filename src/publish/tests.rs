@@ -188,7 +188,7 @@ fn cases_in(out: &Path) -> Vec<String> {
     };
     let mut names: Vec<String> = list
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name != ".casepack" && name != "dataset.toml")
+        .filter(|name| !name.starts_with(".casepack") && name != "dataset.toml")
         .collect();
     names.sort();
     names

@@ -1,5 +1,6 @@
 //! `casepack emit evalhub`: what it writes is what EvalHub takes, and what can be fetched.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -183,7 +184,15 @@ fn casepack_as_init_image_pulls_the_release_that_a_job_names() {
     assert_eq!(whole.len(), 6);
     assert_eq!(pull(&project, &key(&emitted, 0)), whole);
     // Adapters take every directory for a case; and a second try does no harm.
-    assert!(!project.path("test_data/cases/.casepack").exists());
+    let names = |dir: &str| {
+        let list = fs::read_dir(project.path(dir)).unwrap();
+        let names = list.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<BTreeSet<_>>()
+    };
+    let cases = BTreeSet::from(["case-001".to_owned(), "case-002".to_owned()]);
+    assert_eq!(names("test_data/cases"), cases);
+    let record = [".casepack.pulled".to_owned()].into();
+    assert_eq!(names("whole"), &cases | &record);
     assert_eq!(pull(&project, &key(&emitted, 0)), whole);
 
     let release = format!(
