@@ -17,7 +17,7 @@ use std::sync::Arc;
 use self::collect::{Collected, Item, Origin};
 use self::walk::Reader;
 use crate::dataset::{
-    Case, Dataset, JUDGE_FILES, Listed, Mode, Rest, SharedEntry, SkillSource, View,
+    Case, Dataset, JUDGE_FILES, KEEP_BYTES, Listed, Mode, Rest, SharedEntry, SkillSource, View,
 };
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
@@ -53,17 +53,53 @@ const RESERVED: &[&str] = &[
     ".hook-outputs.json",
 ];
 
-/// Files up to this size are read once and stay in memory until they are written.
-const KEEP_BYTES: u64 = 256 * 1024;
 /// Shared files together stay in memory up to this size.
 const KEEP_SHARED_BYTES: u64 = 16 * 1024 * 1024;
 
 /// What is the same for every case of a dataset: read and hashed once.
 pub struct Common<'a> {
-    workspace: Collected<'a>,
-    evaluation: Collected<'a>,
+    workspace: Shared<'a>,
+    evaluation: Shared<'a>,
     guarded: Vec<Guarded>,
     case_dirs: PathBuf,
+}
+
+/// The files of one view that every case has.
+struct Shared<'a> {
+    files: Collected<'a>,
+    /// Their outermost names, as they collide; `None` when some of the names do among themselves,
+    /// which is told for each case, or before all are there.
+    tops: Option<BTreeSet<String>>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(roots: &'a Roots) -> Self {
+        Self {
+            files: Collected::new(roots),
+            tops: None,
+        }
+    }
+
+    /// Says that all files are there.
+    fn complete(&mut self) {
+        let mut found = Diagnostics::default();
+        if let Ok(nobody) = CaseId::new("_") {
+            self.files.check_names(&nobody, &mut found);
+        }
+        self.tops = found.iter().next().is_none().then(|| self.files.tops());
+    }
+
+    /// Puts them beside the `own` files of a case; what is in the way is told.
+    fn put_beside(&self, own: &mut Collected<'a>, case: &CaseId, diags: &mut Diagnostics) {
+        let apart = |tops: &BTreeSet<String>| own.tops().is_disjoint(tops);
+        if self.tops.as_ref().is_some_and(apart) {
+            own.check_names(case, diags);
+            own.join(&self.files);
+        } else {
+            own.merge(&self.files, case, diags);
+            own.check_names(case, diags);
+        }
+    }
 }
 
 /// A place that no workspace entry may reach, as an absolute path without links.
@@ -99,12 +135,12 @@ pub fn prepare<'a>(
         what: "the dataset directory",
     });
     let mut common = Common {
-        workspace: Collected::new(roots),
-        evaluation: Collected::new(roots),
+        workspace: Shared::new(roots),
+        evaluation: Shared::new(roots),
         guarded,
         case_dirs: dataset_dir,
     };
-    let mut reader = Reader::new(roots, KEEP_BYTES, KEEP_SHARED_BYTES);
+    let mut reader = Reader::new(roots, &[], KEEP_BYTES, KEEP_SHARED_BYTES);
     for entry in &dataset.shared {
         shared(dataset, entry, outputs, &mut reader, &mut common, diags);
     }
@@ -112,7 +148,7 @@ pub fn prepare<'a>(
         skill(dataset, source, &mut reader, &mut common, diags);
     }
     for (path, mode, bytes) in generated::entries(&dataset.interception, roots, diags) {
-        common.workspace.add(
+        common.workspace.files.add(
             path.clone(),
             generated_item(&path, mode, bytes, None),
             diags,
@@ -141,10 +177,12 @@ pub fn prepare<'a>(
             &found,
             Some(&prefix.join(&file.dest)),
             &origin,
-            &mut common.evaluation,
+            &mut common.evaluation.files,
             diags,
         );
     }
+    common.workspace.complete();
+    common.evaluation.complete();
     (diags.count(Severity::Error) == before).then_some(common)
 }
 
@@ -193,7 +231,7 @@ fn skill(
         Some(&dest),
         &skip,
         &origin,
-        &mut common.workspace,
+        &mut common.workspace.files,
         diags,
     );
     let left: Vec<String> = left
@@ -311,7 +349,7 @@ fn shared(
                 &found,
                 Some(&entry.dest),
                 &origin,
-                &mut common.workspace,
+                &mut common.workspace.files,
                 diags,
             );
         }
@@ -347,7 +385,8 @@ fn missing_help(dataset: &Dataset, entry: &SharedEntry) -> String {
 impl Common<'_> {
     /// What the files that every case has hold.
     pub fn contents(&self) -> impl Iterator<Item = Digest> {
-        self.workspace.contents().chain(self.evaluation.contents())
+        let workspace = self.workspace.files.contents();
+        workspace.chain(self.evaluation.files.contents())
     }
 
     /// What a shared source at `place` would give away: it is or contains, or lies in, a guarded
@@ -387,7 +426,7 @@ pub fn case(
 ) -> Option<Views> {
     let before = diags.count(Severity::Error);
     let roots = &dataset.sources.roots;
-    let mut reader = Reader::new(roots, KEEP_BYTES, KEEP_SHARED_BYTES);
+    let mut reader = Reader::new(roots, &case.material.read, KEEP_BYTES, KEEP_SHARED_BYTES);
     let mut workspace = Collected::new(roots);
     let mut evaluation = Collected::new(roots);
     let mut task = Collected::new(roots);
@@ -411,18 +450,22 @@ pub fn case(
         let item = generated_item(path, FileMode::Regular, Arc::clone(bytes), Some(&case.id));
         into.add(path.clone(), item, diags);
     }
-    workspace.merge(&common.workspace, &case.id, diags);
     let material = &case.material;
     match material.rest {
         Rest::Evaluation => {
             reader.rest(case, &mut evaluation, diags);
-            evaluation.merge(&common.evaluation, &case.id, diags);
         }
         Rest::HarborTask => reader.harbor_task(case, &mut workspace, &mut task, diags),
         Rest::Ignored => {}
     }
-    workspace.check_names(&case.id, diags);
-    evaluation.check_names(&case.id, diags);
+    common.workspace.put_beside(&mut workspace, &case.id, diags);
+    if material.rest == Rest::Evaluation {
+        common
+            .evaluation
+            .put_beside(&mut evaluation, &case.id, diags);
+    } else {
+        evaluation.check_names(&case.id, diags);
+    }
     if diags.count(Severity::Error) > before {
         return None;
     }
@@ -472,7 +515,7 @@ fn own(
             last_was_link: false,
         }
     } else {
-        match roots.resolve(material.root, material.dir.as_ref(), &source) {
+        match material.resolve(roots, &source) {
             Ok(found) => found,
             Err(ResolveError::Missing) => {
                 if listed.by_user {
@@ -609,7 +652,7 @@ fn clean(source: &str) -> String {
 /// The one workspace that all cases of a batch share (policy 16): shared and generated entries and
 /// the given `batch.yaml`.
 pub fn batch(dataset: &Dataset, common: &Common<'_>, batch_yaml: Vec<u8>) -> Tree {
-    let mut workspace = common.workspace.clone();
+    let mut workspace = common.workspace.files.clone();
     if let Ok(path) = TreePath::new("batch.yaml") {
         let item = generated_item(&path, FileMode::Regular, batch_yaml.into(), None);
         // `batch.yaml` is a reserved name: nothing can stand there.

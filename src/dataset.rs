@@ -20,8 +20,9 @@ use std::sync::Arc;
 pub use self::coverage::Coverage;
 use crate::diag::{Diagnostic, Diagnostics, Place, Rule};
 use crate::digest::Digest;
-use crate::fs::Roots;
+use crate::fs::{Kind, Listing, ResolveError, Resolved, Roots, Unknown};
 use crate::path::{CaseId, TreePath};
+use crate::tree::{Content, Mode as FileMode};
 use crate::yaml::{self, Node, Yaml};
 
 /// The formats that are read.
@@ -575,7 +576,7 @@ pub enum Verifier {
 }
 
 /// What a case's views are made of. All places are below the case's directory.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Material {
     /// The case directory: root index and place below it (`None`: the root itself).
     pub root: usize,
@@ -587,6 +588,71 @@ pub struct Material {
     pub generated: Vec<(View, TreePath, Arc<[u8]>)>,
     /// What becomes of the files that are not listed.
     pub rest: Rest,
+    /// What is in the case directory, when the reader listed it; no link leads to the directory.
+    pub listing: Option<Listing>,
+    /// Files that the reader read: what it read is what goes into the views.
+    pub read: Vec<ReadFile>,
+}
+
+/// Files up to this size are read once and stay in memory until they are written.
+pub const KEEP_BYTES: u64 = 256 * 1024;
+
+/// A file of a case, read.
+#[derive(Debug)]
+pub struct ReadFile {
+    /// The index of its root.
+    pub root: usize,
+    /// Its place there.
+    pub path: TreePath,
+    /// Its mode.
+    pub mode: FileMode,
+    /// Its bytes.
+    pub content: Content,
+}
+
+impl Material {
+    /// Where `source`, a clean path below the case directory, leads: by the listing when it tells,
+    /// else step by step.
+    ///
+    /// # Errors
+    /// See [`Roots::resolve`].
+    pub fn resolve(&self, roots: &Roots, source: &str) -> Result<Resolved, ResolveError> {
+        resolve(
+            roots,
+            self.root,
+            self.dir.as_ref(),
+            self.listing.as_ref(),
+            source,
+        )
+    }
+}
+
+/// See [`Material::resolve`].
+fn resolve(
+    roots: &Roots,
+    root: usize,
+    dir: Option<&TreePath>,
+    listing: Option<&Listing>,
+    source: &str,
+) -> Result<Resolved, ResolveError> {
+    if let Some(listing) = listing
+        && let Ok(path) = TreePath::new(source)
+    {
+        match listing.get(&path) {
+            Ok(Some((place, kind))) if kind != Kind::Link => {
+                return Ok(Resolved {
+                    root,
+                    path: Some(place.clone()),
+                    kind,
+                    through_link: false,
+                    last_was_link: false,
+                });
+            }
+            Ok(None) => return Err(ResolveError::Missing),
+            Ok(Some(_)) | Err(Unknown) => {}
+        }
+    }
+    roots.resolve(root, dir, source)
 }
 
 /// One thing of the case directory that the workspace gets.

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 pub(crate) use self::open::below as open_below;
 pub use self::resolve::{ResolveError, Resolved, Roots};
-pub use self::walk::{DirEntry, Found, Thing, Walk};
+pub use self::walk::{DirEntry, Found, Listing, Thing, Unknown, Walk};
 pub(crate) use self::write::{STAGING, write_all};
 pub use self::write::{StagedDir, StagedFile, remove_tree, sweep_stale, write_atomic};
 use crate::path::TreePath;
@@ -128,7 +128,7 @@ impl Kind {
 }
 
 impl Stamp {
-    fn of(stat: &Stat) -> (Kind, Self) {
+    pub(crate) fn of(stat: &Stat) -> (Kind, Self) {
         const NS: i128 = 1_000_000_000;
         #[cfg(target_os = "linux")]
         let dev = stat.st_dev;

@@ -67,7 +67,7 @@ pub struct Request<'a> {
     /// Whether outputs that casepack did not write, or that were changed since, are replaced.
     pub force: bool,
     /// Looks at the dataset once more before anything is read for an output; not asked when there
-    /// is nothing to do.
+    /// is nothing to do, or when it is recorded what it said of the same dataset.
     pub vet: &'a dyn Fn(&mut Diagnostics),
     /// What `vet` asks, as a text that is another one when its answers may be others.
     pub helpers: String,
@@ -120,9 +120,9 @@ pub struct Summary {
 
 impl Summary {
     fn count(&mut self, placed: &Placed) {
-        let stats = placed.stats();
-        self.files += stats.files;
-        self.bytes += stats.bytes;
+        let (files, bytes) = placed.stats();
+        self.files += files;
+        self.bytes += bytes;
     }
 }
 
@@ -393,13 +393,24 @@ fn work(
         Access::Look => i128::MAX,
     };
     let mut found = diags.fork();
-    (request.vet)(&mut found);
+    if told.is_none() {
+        (request.vet)(&mut found);
+    }
     let outputs = [out.to_owned()];
     let common = if found.has_errors() {
         None
     } else {
         assemble::prepare(dataset, &outputs, &mut found)
     };
+    if common.is_some()
+        && let Some(told) = told
+    {
+        // In this state the dataset as a whole was looked at before, and this was found.
+        found = diags.fork();
+        for finding in told {
+            found.push(finding);
+        }
+    }
     let told: Option<Vec<Told>> = found.iter().map(Told::of).collect();
     diags.append(found);
     let Some(common) = common else {

@@ -185,6 +185,10 @@ impl TreeBuilder {
                 return Some(taken.clone());
             }
         }
+        // Most trees come sorted.
+        if self.entries.last_key_value()?.0.as_str() < text {
+            return None;
+        }
         // All that lies below sorts together, right after the name with a slash.
         let below = format!("{text}/");
         let range = (Bound::Excluded(below.as_str()), Bound::Unbounded);
@@ -210,13 +214,21 @@ impl TreeBuilder {
 
     /// The frozen tree.
     pub fn finish(self) -> Tree {
-        Tree {
-            entries: self.entries.into_iter().collect(),
-        }
+        Tree::of(self.entries.into_iter())
     }
 }
 
 impl Tree {
+    /// The tree of these files, of which no two clash.
+    pub(crate) fn of(entries: impl Iterator<Item = (TreePath, Entry)>) -> Self {
+        let entries: Arc<[_]> = entries.collect();
+        debug_assert!(
+            entries.is_sorted_by(|a, b| a.0 < b.0 && !b.0.starts_with(&a.0)),
+            "sorted, and no file below another"
+        );
+        Self { entries }
+    }
+
     /// Its files, sorted by path bytes.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&TreePath, &Entry)> {
         self.entries.iter().map(|(path, entry)| (path, entry))

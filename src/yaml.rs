@@ -23,6 +23,7 @@ use num_bigint::BigInt;
 
 pub use self::emit::emit;
 pub use self::fields::{Fields, Value, kind, nearest};
+pub(crate) use self::json::Tagged;
 use crate::diag::{Diagnostic, Diagnostics, Place, Rule, Source};
 
 /// Largest file that is parsed, in bytes.

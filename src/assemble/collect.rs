@@ -1,6 +1,6 @@
 //! Collects the files of one view, and says which two entries claim one place (policy 6).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::absolute;
@@ -8,7 +8,7 @@ use crate::diag::{Diagnostic, Diagnostics, Place, Rule, Severity};
 use crate::digest::Digest;
 use crate::fs::Roots;
 use crate::path::{CaseId, TreePath, fold};
-use crate::tree::{Content, Mode, Tree, TreeBuilder};
+use crate::tree::{Content, Entry, Mode, Tree};
 
 /// Who brought a file: for messages about two that want one place.
 #[derive(Debug, Clone, Default)]
@@ -145,6 +145,18 @@ impl<'a> Collected<'a> {
         next.as_str().starts_with(&below).then(|| next.clone())
     }
 
+    /// The outermost names, as they collide.
+    pub(super) fn tops(&self) -> BTreeSet<String> {
+        self.items.keys().map(|path| fold(path.first())).collect()
+    }
+
+    /// Adds all of `other`, with none of which anything here has an outermost name in common.
+    pub(super) fn join(&mut self, other: &Self) {
+        let items = other.items.iter();
+        self.items
+            .extend(items.map(|(path, item)| (path.clone(), item.clone())));
+    }
+
     /// Adds all of `other`; clashes are told for `case`.
     pub(super) fn merge(&mut self, other: &Self, case: &CaseId, diags: &mut Diagnostics) {
         let mut here = diags.fork();
@@ -210,12 +222,13 @@ impl<'a> Collected<'a> {
 
     /// The frozen tree.
     pub(super) fn finish(self) -> Tree {
-        let mut builder = TreeBuilder::new();
-        for (path, item) in self.items {
-            let placed = builder.insert(path, item.mode, item.content);
-            debug_assert!(placed.is_ok(), "add() lets no clash through: {placed:?}");
-        }
-        builder.finish()
+        let entry = |item: Item| Entry {
+            mode: item.mode,
+            content: item.content,
+        };
+        // `add` lets no clash through.
+        let items = self.items.into_iter();
+        Tree::of(items.map(|(path, item)| (path, entry(item))))
     }
 }
 

@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use super::collect::{Collected, Item, Origin};
 use super::{absolute, clean};
-use crate::dataset::Case;
+use crate::dataset::{Case, ReadFile};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
-use crate::fs::{Found, Kind, ReadError, ResolveError, Resolved, Roots, Walk};
+use crate::fs::{Found, FsError, Kind, Listing, ReadError, ResolveError, Resolved, Roots, Walk};
 use crate::path::TreePath;
 use crate::tree::{Content, Data};
 
 /// Reads files, keeping small ones in memory up to a budget.
 pub(super) struct Reader<'a> {
     roots: &'a Roots,
+    /// What was read already.
+    read: &'a [ReadFile],
     /// Largest file that is kept in memory.
     keep: u64,
     /// Bytes that may still be kept.
@@ -50,9 +52,10 @@ impl Rules<'_> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(roots: &'a Roots, keep: u64, budget: u64) -> Self {
+    pub(super) fn new(roots: &'a Roots, read: &'a [ReadFile], keep: u64, budget: u64) -> Self {
         Self {
             roots,
+            read,
             keep,
             budget,
         }
@@ -94,8 +97,8 @@ impl<'a> Reader<'a> {
             repository: false,
             skip,
         };
-        for (root, path, below) in self.walk(found.root, found.path.as_ref(), &rules, origin, diags)
-        {
+        let top = found.path.as_ref();
+        for (root, path, below) in self.walk(found.root, top, None, &rules, origin, diags) {
             let place = dest.map_or_else(|| below.clone(), |dest| dest.join(&below));
             self.file(root, &path, place, origin, into, diags);
         }
@@ -134,7 +137,8 @@ impl<'a> Reader<'a> {
             repository: true,
             skip: &skip,
         };
-        for (root, path, below) in self.walk(material.root, top, &rules, &origin, diags) {
+        let listing = material.listing.as_ref();
+        for (root, path, below) in self.walk(material.root, top, listing, &rules, &origin, diags) {
             self.file(root, &path, below, &origin, into, diags);
         }
     }
@@ -161,7 +165,8 @@ impl<'a> Reader<'a> {
             repository: false,
             skip: &|_| false,
         };
-        let hits = self.walk(material.root, material.dir.as_ref(), &rules, &origin, diags);
+        let (top, listing) = (material.dir.as_ref(), material.listing.as_ref());
+        let hits = self.walk(material.root, top, listing, &rules, &origin, diags);
         let builds = hits.iter().any(|(_, _, below)| {
             matches!(
                 below.as_str(),
@@ -182,11 +187,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The files below a directory, sorted; what is no file is told.
+    /// The files below a directory, sorted; what is no file is told. `listing`: what is there, when
+    /// it was listed before.
     fn walk(
         &self,
         root: usize,
         top: Option<&TreePath>,
+        listing: Option<&Listing>,
         rules: &Rules<'_>,
         origin: &Origin,
         diags: &mut Diagnostics,
@@ -210,7 +217,7 @@ impl<'a> Reader<'a> {
                 |entry| format!("{}/{below}", entry.trim_end_matches('/')),
             ))
         };
-        let walked = handle.walk(top, &mut |found: Found<'_>| {
+        let mut visit = |found: Found<'_>| {
             match found {
                 Found::Unusable {
                     shown,
@@ -283,18 +290,21 @@ impl<'a> Reader<'a> {
                 }
             }
             Walk::Skip
-        });
-        if let Err(error) = walked {
+        };
+        let message = |error: &FsError| {
+            let FsError { path, source } = error;
+            format!("{} can not be read: {source}.", path.display())
+        };
+        let walked = match listing {
+            Some(listing) => listing.walk(&mut visit).map_err(message),
+            None => handle
+                .walk(top, &mut visit)
+                .map_err(|error| message(&error)),
+        };
+        if let Err(message) = walked {
             said.push(
                 origin
-                    .finding(
-                        Rule::FileUnreadable,
-                        format!(
-                            "{} can not be read: {}.",
-                            error.path.display(),
-                            error.source
-                        ),
-                    )
+                    .finding(Rule::FileUnreadable, message)
                     .help("Make it readable for the user who runs casepack."),
             );
         }
@@ -380,7 +390,15 @@ impl<'a> Reader<'a> {
         let Some(handle) = self.roots.get(root) else {
             return;
         };
-        match Content::from_file(handle, path, self.keep.min(self.budget)) {
+        let known = self
+            .read
+            .iter()
+            .find(|it| it.root == root && it.path == *path);
+        let read = match known {
+            Some(known) => Ok((known.mode, known.content.clone())),
+            None => Content::from_file(handle, path, self.keep.min(self.budget)),
+        };
+        match read {
             Ok((mode, content)) => {
                 if matches!(content.data, Data::Bytes(_)) {
                     self.budget = self.budget.saturating_sub(content.size);

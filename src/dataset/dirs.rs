@@ -1,11 +1,13 @@
 //! Directories that are cases (policy 13), and reading a file of a case.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::{OUTPUT_MARK, Sources, find};
+use super::{KEEP_BYTES, Material, OUTPUT_MARK, ReadFile, Rest, Sources, find};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity, Source};
-use crate::fs::{Kind, ReadError, ResolveError, Resolved, Roots};
+use crate::fs::{Kind, Listing, ReadError, ResolveError, Resolved, Roots};
 use crate::path::{CaseId, TreePath};
+use crate::tree::{Content, Mode};
 use crate::yaml::{self, Document};
 
 /// The directories of root `root` that may be cases, links to directories included; sorted.
@@ -109,34 +111,6 @@ pub(super) fn no_cases(shown: &str) -> Diagnostic {
     .file(shown)
 }
 
-/// The directory of a case, links followed.
-pub(super) fn resolve_case(
-    sources: &Sources,
-    id: &CaseId,
-    shown: &str,
-    diags: &mut Diagnostics,
-) -> Option<(usize, Option<TreePath>)> {
-    match sources
-        .roots
-        .resolve(sources.dataset_root, None, id.as_str())
-    {
-        Ok(found) if found.kind == Kind::Dir => Some((found.root, found.path)),
-        Ok(_) => None,
-        Err(error) => {
-            diags.push(
-                Diagnostic::new(
-                    Rule::FileUnreadable,
-                    format!("The case directory can not be read: {error}."),
-                )
-                .help("Make it a readable directory.")
-                .file(format!("{shown}/{id}"))
-                .case(id),
-            );
-            None
-        }
-    }
-}
-
 /// A directory of a case, and how findings name it.
 pub(super) struct CaseDir<'a> {
     pub(super) sources: &'a Sources,
@@ -144,6 +118,81 @@ pub(super) struct CaseDir<'a> {
     pub(super) root: usize,
     pub(super) dir: Option<TreePath>,
     pub(super) shown: String,
+    /// What is in it, unless a link leads to it.
+    listing: Option<Listing>,
+    /// What was read of it.
+    read: RefCell<Vec<ReadFile>>,
+}
+
+impl<'a> CaseDir<'a> {
+    /// The directory of the case `id`, links followed; `parent` is how findings name the directory
+    /// that it is in.
+    pub(super) fn open(
+        sources: &'a Sources,
+        id: &'a CaseId,
+        parent: &str,
+        diags: &mut Diagnostics,
+    ) -> Option<Self> {
+        let shown = format!("{parent}/{id}");
+        match sources
+            .roots
+            .resolve(sources.dataset_root, None, id.as_str())
+        {
+            Ok(found) if found.kind == Kind::Dir => {
+                let mut dir = Self::at(sources, id, found.root, found.path, shown);
+                if found.through_link {
+                    dir.listing = None;
+                }
+                Some(dir)
+            }
+            Ok(_) => None,
+            Err(error) => {
+                diags.push(
+                    Diagnostic::new(
+                        Rule::FileUnreadable,
+                        format!("The case directory can not be read: {error}."),
+                    )
+                    .help("Make it a readable directory.")
+                    .file(shown)
+                    .case(id),
+                );
+                None
+            }
+        }
+    }
+
+    /// The directory `dir` of a root, which no link leads to.
+    pub(super) fn at(
+        sources: &'a Sources,
+        id: &'a CaseId,
+        root: usize,
+        dir: Option<TreePath>,
+        shown: String,
+    ) -> Self {
+        let handle = sources.roots.get(root);
+        let listing = handle.map(|handle| Listing::of(handle, dir.as_ref()));
+        Self {
+            sources,
+            id,
+            root,
+            dir,
+            shown,
+            listing,
+            read: RefCell::default(),
+        }
+    }
+
+    /// What the views are made of, so far.
+    pub(super) fn material(self, rest: Rest) -> Material {
+        Material {
+            root: self.root,
+            dir: self.dir,
+            rest,
+            listing: self.listing,
+            read: self.read.into_inner(),
+            ..Material::default()
+        }
+    }
 }
 
 impl CaseDir<'_> {
@@ -155,11 +204,13 @@ impl CaseDir<'_> {
     /// The file `name`, links followed within the rules of policy 8; `None` when it is not there.
     /// What is wrong with it is told as an error.
     pub(super) fn file(&self, name: &str, diags: &mut Diagnostics) -> Result<Option<Resolved>, ()> {
-        let (rule, why) = match self
-            .sources
-            .roots
-            .resolve(self.root, self.dir.as_ref(), name)
-        {
+        let (rule, why) = match super::resolve(
+            &self.sources.roots,
+            self.root,
+            self.dir.as_ref(),
+            self.listing.as_ref(),
+            name,
+        ) {
             Ok(found) if self.is_sibling(&found) => (
                 Rule::SymlinkOutsideRoots,
                 "it leads to another case or to the dataset itself".to_owned(),
@@ -215,7 +266,19 @@ impl CaseDir<'_> {
             root.read(path, find::MAX_TEXT)
         };
         match read() {
-            Ok((bytes, _)) => Some(bytes),
+            Ok((bytes, stamp)) => {
+                if let Some(path) = found.path.clone()
+                    && stamp.size <= KEEP_BYTES
+                {
+                    self.read.borrow_mut().push(ReadFile {
+                        root: found.root,
+                        path,
+                        mode: Mode::of(&stamp),
+                        content: Content::bytes(bytes.as_slice()),
+                    });
+                }
+                Some(bytes)
+            }
             Err(error) => {
                 let rule = match error {
                     ReadError::TooLarge { .. } => Rule::TooLarge,

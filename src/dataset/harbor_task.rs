@@ -14,8 +14,8 @@ use toml_edit::{Document, Item, TableLike};
 use super::dirs::{self, CaseDir};
 use super::find::{self, Found};
 use super::{
-    Case, CaseReader, Dataset, Execution, Format, Instruction, Interception, LoadRequest, Material,
-    Mode, Rest, Runner, Sources, Step, Verification, Verifier, expand_home,
+    Case, CaseReader, Dataset, Execution, Format, Instruction, Interception, LoadRequest, Mode,
+    Rest, Runner, Sources, Step, Verification, Verifier, expand_home,
 };
 use crate::diag::{Diagnostic, Diagnostics, Rule, Source};
 use crate::fs::{self, Kind, ResolveError, Root, Roots, Walk};
@@ -138,24 +138,18 @@ struct Reader {
 
 impl CaseReader for Reader {
     fn read(&self, dataset: &Dataset, id: &CaseId, diags: &mut Diagnostics) -> Option<Case> {
-        let (root, dir, shown) = if self.single {
-            (DATASET, None, self.shown.clone())
+        let sources = &dataset.sources;
+        let task = if self.single {
+            CaseDir::at(sources, id, DATASET, None, self.shown.clone())
         } else {
-            let (root, dir) = dirs::resolve_case(&dataset.sources, id, &self.shown, diags)?;
-            (root, dir, format!("{}/{id}", self.shown))
+            CaseDir::open(sources, id, &self.shown, diags)?
         };
-        let task = CaseDir {
-            sources: &dataset.sources,
-            id,
-            root,
-            dir,
-            shown,
-        };
-        read(&task, diags)
+        read(task, diags)
     }
 }
 
-fn read(task: &CaseDir<'_>, diags: &mut Diagnostics) -> Option<Case> {
+fn read(dir: CaseDir<'_>, diags: &mut Diagnostics) -> Option<Case> {
+    let task = &dir;
     let before = diags.count(crate::diag::Severity::Error);
     let found = task.file(TASK, diags).ok()??;
     let bytes = task.read(&found, TASK, diags)?;
@@ -227,13 +221,7 @@ fn read(task: &CaseDir<'_>, diags: &mut Diagnostics) -> Option<Case> {
         .unwrap_or_default();
     Some(Case {
         id: task.id.clone(),
-        material: Material {
-            root: task.root,
-            dir: task.dir.clone(),
-            listed: Vec::new(),
-            generated: Vec::new(),
-            rest: Rest::HarborTask,
-        },
+        material: dir.material(Rest::HarborTask),
         steps,
         multi_step,
         input: Yaml::Null,

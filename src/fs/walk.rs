@@ -45,7 +45,16 @@ pub struct Thing<'a> {
     pub path: TreePath,
     /// What it is; of a link, that it is one.
     pub kind: Kind,
-    parent: BorrowedFd<'a>,
+    state: State<'a>,
+}
+
+/// How the state of a thing is known.
+#[derive(Debug)]
+enum State<'a> {
+    /// By looking: its directory.
+    In(BorrowedFd<'a>),
+    /// It was looked at before; `None`: it was gone.
+    Seen(Option<Stamp>),
 }
 
 /// What to do with a directory. The answer for anything else is not looked at.
@@ -67,10 +76,130 @@ impl Thing<'_> {
     /// # Errors
     /// What the system said; it may be gone by now.
     pub fn stat(&self) -> io::Result<(Kind, Stamp)> {
-        let stat = rustix::fs::statat(self.parent, self.path.name(), AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(Stamp::of(&stat))
+        match self.state {
+            State::In(dir) => {
+                let stat = rustix::fs::statat(dir, self.path.name(), AtFlags::SYMLINK_NOFOLLOW)?;
+                Ok(Stamp::of(&stat))
+            }
+            State::Seen(Some(stamp)) => Ok((self.kind, stamp)),
+            State::Seen(None) => Err(Errno::NOENT.into()),
+        }
     }
 }
+
+/// What one walk below a directory met, kept: so that what is asked of it several times costs one
+/// walk, and gets one answer.
+#[derive(Debug)]
+pub struct Listing {
+    /// Bytes of a place below the root that name the directory.
+    top: usize,
+    entries: Vec<Entry>,
+    error: Option<FsError>,
+}
+
+#[derive(Debug)]
+enum Entry {
+    /// With its state, unless it is a directory or was gone.
+    Thing(TreePath, Kind, Option<Stamp>),
+    EmptyDir(TreePath),
+    Unusable(String, Kind, Option<TreePathError>),
+}
+
+impl Entry {
+    fn path(&self) -> &str {
+        match self {
+            Self::Thing(path, ..) | Self::EmptyDir(path) => path.as_str(),
+            Self::Unusable(shown, ..) => shown,
+        }
+    }
+}
+
+impl Listing {
+    /// Walks below `dir` of `root` (`None`: the root itself) and looks at everything there.
+    pub fn of(root: &Root, dir: Option<&TreePath>) -> Self {
+        let mut entries = Vec::new();
+        let walked = root.walk(dir, &mut |found| {
+            entries.push(match found {
+                Found::Thing(thing) if thing.kind == Kind::Dir => {
+                    Entry::Thing(thing.path, thing.kind, None)
+                }
+                Found::Thing(thing) => match thing.stat() {
+                    Ok((kind, stamp)) => Entry::Thing(thing.path, kind, Some(stamp)),
+                    Err(_) => Entry::Thing(thing.path, thing.kind, None),
+                },
+                Found::EmptyDir(path) => Entry::EmptyDir(path),
+                Found::Unusable { shown, kind, why } => Entry::Unusable(shown, kind, why),
+            });
+            Walk::Enter
+        });
+        Self {
+            top: dir.map_or(0, |dir| dir.as_str().len() + 1),
+            entries,
+            error: walked.err(),
+        }
+    }
+
+    /// As [`Root::walk`], of what was met.
+    ///
+    /// # Errors
+    /// What that walk gave, after what it met.
+    pub fn walk(&self, visit: &mut dyn FnMut(Found<'_>) -> Walk) -> Result<(), &FsError> {
+        let mut left_out: Option<&str> = None;
+        for entry in &self.entries {
+            let path = entry.path();
+            let below = |dir: &str| {
+                let rest = path.strip_prefix(dir);
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            };
+            if left_out.is_some_and(below) {
+                continue;
+            }
+            let found = match entry {
+                Entry::Thing(path, kind, stamp) => Found::Thing(Thing {
+                    path: path.clone(),
+                    kind: *kind,
+                    state: State::Seen(*stamp),
+                }),
+                Entry::EmptyDir(path) => Found::EmptyDir(path.clone()),
+                Entry::Unusable(shown, kind, why) => Found::Unusable {
+                    shown: shown.clone(),
+                    kind: *kind,
+                    why: *why,
+                },
+            };
+            left_out = (visit(found) == Walk::Skip).then_some(path);
+        }
+        self.error.as_ref().map_or(Ok(()), Err)
+    }
+
+    /// What is at `path` below the directory, with the place below the root; no link is on the way.
+    /// `Err`: the listing does not tell.
+    pub fn get(&self, path: &TreePath) -> Result<Option<(&TreePath, Kind)>, Unknown> {
+        if self.error.is_some() {
+            return Err(Unknown);
+        }
+        let text = path.as_str();
+        for (end, _) in text.match_indices('/').chain([(text.len(), "")]) {
+            let there = self.entries.iter().find_map(|entry| match entry {
+                Entry::Thing(path, kind, _) => {
+                    (path.as_str().get(self.top..) == text.get(..end)).then_some((path, *kind))
+                }
+                _ => None,
+            });
+            match there {
+                Some(there) if end == text.len() => return Ok(Some(there)),
+                Some((_, Kind::Dir)) => {}
+                Some(_) => return Err(Unknown),
+                None => break,
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A listing does not tell: a link is on the way, or it is not complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unknown;
 
 /// A directory on the way of a walk.
 struct Level {
@@ -126,7 +255,7 @@ impl Root {
             let thing = Thing {
                 path: path.clone(),
                 kind: entry.kind,
-                parent: parent.as_fd(),
+                state: State::In(parent.as_fd()),
             };
             if visit(Found::Thing(thing)) == Walk::Skip || entry.kind != Kind::Dir {
                 continue;

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
@@ -189,9 +190,9 @@ impl Root {
 /// A new directory that is filled out of sight and then takes its place at once.
 #[derive(Debug)]
 pub struct StagedDir {
-    parent: OwnedFd,
+    parent: Arc<OwnedFd>,
     name: CString,
-    handle: OwnedFd,
+    handle: Arc<OwnedFd>,
     path: PathBuf,
     done: bool,
 }
@@ -202,21 +203,39 @@ impl StagedDir {
     /// # Errors
     /// When it can't be made.
     pub fn new(parent: &Path) -> Result<Self, FsError> {
+        let holder =
+            rustix::fs::open(parent, open::DIR, Mode::empty()).map_err(|errno| FsError {
+                path: parent.to_owned(),
+                source: errno.into(),
+            })?;
+        let staged = Self::make(Arc::new(holder), parent)?;
+        // A file system without locks has no sweeping either.
+        rustix::fs::flock(&staged.handle, FlockOperation::LockExclusive).ok();
+        Ok(staged)
+    }
+
+    /// Another one inside this one, whose lock serves for both. It may outlive this one only when
+    /// it was committed before.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn inside(&self) -> Result<Self, FsError> {
+        Self::make(Arc::clone(&self.handle), &self.path)
+    }
+
+    fn make(holder: Arc<OwnedFd>, parent: &Path) -> Result<Self, FsError> {
         let failed = |errno: Errno| FsError {
             path: parent.to_owned(),
             source: errno.into(),
         };
         let mode = Mode::from_raw_mode(0o755);
-        let holder = rustix::fs::open(parent, open::DIR, Mode::empty()).map_err(failed)?;
         let (name, ()) = fresh(|name| rustix::fs::mkdirat(&holder, name, mode)).map_err(failed)?;
         let path = parent.join(OsStr::from_bytes(name.to_bytes()));
         let handle = open::entry(holder.as_fd(), name.as_c_str(), open::DIR).map_err(failed)?;
-        // A file system without locks has no sweeping either.
-        rustix::fs::flock(&handle, FlockOperation::LockExclusive).ok();
         let staged = Self {
             parent: holder,
             name,
-            handle,
+            handle: Arc::new(handle),
             path,
             done: false,
         };
@@ -240,16 +259,33 @@ impl StagedDir {
     /// # Errors
     /// When it can't be moved, then `dest` is as it was; or when the directory that was there
     /// could not be removed: its rest then has a staging name.
-    pub fn commit(mut self, dest: &Path) -> Result<(), FsError> {
-        let failed = |errno: Errno| FsError {
-            path: dest.to_owned(),
-            source: errno.into(),
-        };
+    pub fn commit(self, dest: &Path) -> Result<(), FsError> {
         let (dir, name) = open_parent(dest).map_err(|source| FsError {
             path: dest.to_owned(),
             source,
         })?;
-        let moved = |flags| rustix::fs::renameat_with(&self.parent, &self.name, &dir, &name, flags);
+        self.commit_at(dir.as_fd(), &name, dest)
+    }
+
+    /// The same, to the name `name`, one component, in `root`.
+    ///
+    /// # Errors
+    /// As [`StagedDir::commit`].
+    pub fn commit_in(self, root: &Root, name: &str) -> Result<(), FsError> {
+        let dest = root.path().join(name);
+        let name = CString::new(name).map_err(|_| FsError {
+            path: dest.clone(),
+            source: Errno::INVAL.into(),
+        })?;
+        self.commit_at(root.handle().as_fd(), &name, &dest)
+    }
+
+    fn commit_at(mut self, dir: BorrowedFd<'_>, name: &CStr, dest: &Path) -> Result<(), FsError> {
+        let failed = |errno: Errno| FsError {
+            path: dest.to_owned(),
+            source: errno.into(),
+        };
+        let moved = |flags| rustix::fs::renameat_with(&*self.parent, &self.name, dir, name, flags);
         match moved(RenameFlags::NOREPLACE) {
             Ok(()) => {
                 self.done = true;
@@ -258,13 +294,13 @@ impl StagedDir {
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::PERM) => {}
             Err(errno) => return Err(failed(errno)),
         }
-        match rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+        match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if !FileType::from_raw_mode(stat.st_mode).is_dir() => {
                 return Err(failed(Errno::NOTDIR));
             }
             Ok(_) => {}
             Err(Errno::NOENT) => {
-                rustix::fs::renameat(&self.parent, &self.name, &dir, &name).map_err(failed)?;
+                rustix::fs::renameat(&*self.parent, &self.name, dir, name).map_err(failed)?;
                 self.done = true;
                 return Ok(());
             }
@@ -274,7 +310,7 @@ impl StagedDir {
             // Dropping removes what now has our old name.
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::PERM) => {
-                self.exchange_in_steps(dir.as_fd(), &name).map_err(failed)?;
+                self.exchange_in_steps(dir, name).map_err(failed)?;
             }
             Err(errno) => return Err(failed(errno)),
         }

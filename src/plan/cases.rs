@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 
-use super::fingerprint::{Aids, Look, look};
+use super::fingerprint::{Aids, Look, look, look_again};
 use super::output::{Output, Placed, Voucher};
 use super::settings::{Settings, key};
 use super::steps::{self, Action, Step};
@@ -157,7 +157,8 @@ fn place_of(
     }
 }
 
-/// Which cases are current, and which are to be done. Nothing but metadata is read.
+/// Which cases are current, and which are to be done. Nothing but metadata is read. Without a
+/// `state` that vouches for them none is current, and none is looked at before its turn.
 pub(super) fn look_at_all<'a>(
     dataset: &Dataset,
     selected: &[&'a CaseId],
@@ -173,13 +174,15 @@ pub(super) fn look_at_all<'a>(
         roots: Some((&sources.roots, sources.dataset_root)),
         ..Aids::default()
     };
+    let Some(state) = state else {
+        return (Vec::new(), selected.iter().map(|id| (*id, None)).collect());
+    };
     let looks = crew.map(selected, |id| {
         let inputs = look(root?, Some(&id.to_path()), aids)
             .ok()
             .filter(|look| !look.odd)?;
         let fingerprint = inputs.fingerprint.hex();
-        let current =
-            state.and_then(|state| current(dataset, id, sinks, harbor, state, &fingerprint, empty));
+        let current = current(dataset, id, sinks, harbor, state, &fingerprint, empty);
         Some((inputs, current))
     });
     let mut all = Vec::new();
@@ -268,8 +271,8 @@ pub(super) fn run(
             observer.on(Event::CaseChecked { case: id });
         } else {
             let (files, bytes) = done.placed.iter().fold((0, 0), |(files, bytes), placed| {
-                let stats = placed.stats();
-                (files + stats.files, bytes + stats.bytes)
+                let (more, size) = placed.stats();
+                (files + more, bytes + size)
             });
             observer.on(Event::CaseBuilt {
                 case: id,
@@ -358,6 +361,11 @@ impl Build<'_> {
             }
             return;
         }
+        let looked = match look {
+            Some(_) => None,
+            None => self.look(&case),
+        };
+        let look = look.or(looked.as_ref());
         let settled = look.filter(|look| look.settled(self.now_ns));
         let ids = (views.workspace.id(), views.evaluation.id());
         let told: Option<Vec<Told>> = done.diags.iter().map(Told::of).collect();
@@ -514,7 +522,7 @@ impl Build<'_> {
                 );
                 done.failed = true;
             }
-            placed => {
+            mut placed => {
                 output.made_of(&inventory::Making {
                     place,
                     key,
@@ -524,10 +532,21 @@ impl Build<'_> {
                     output: tree,
                     tree: tree_id,
                 });
-                output.vouch(place, voucher);
+                output.vouch(place, tree, &mut placed, voucher);
                 done.placed.push(placed);
             }
         }
+    }
+
+    /// What the case's directory looked like before it was read.
+    fn look(&self, case: &Case) -> Option<Look> {
+        let material = &case.material;
+        let aids = Aids {
+            roots: Some((&self.dataset.sources.roots, material.root)),
+            ..Aids::default()
+        };
+        let look = look_again(material.listing.as_ref()?, material.dir.as_ref(), aids)?;
+        (!look.odd).then_some(look)
     }
 
     fn read(&self, id: &CaseId, done: &mut Done) -> Option<(Case, Views)> {

@@ -97,9 +97,9 @@ struct Head {
 type Plain = (TreePath, Mode, Digest, u64);
 
 impl Item {
-    fn of((path, mode, digest, size): &Plain) -> Self {
-        let mode = if *mode == Mode::Executable { 'x' } else { '-' };
-        Self(path.as_str().to_owned(), mode, digest.hex(), *size)
+    fn of((path, mode, digest, size): (&TreePath, Mode, Digest, u64)) -> Self {
+        let mode = if mode == Mode::Executable { 'x' } else { '-' };
+        Self(path.as_str().to_owned(), mode, digest.hex(), size)
     }
 
     fn parse(&self) -> Option<Plain> {
@@ -125,18 +125,19 @@ impl Part {
     fn of(tree: &Tree, base: &[Plain]) -> Self {
         let mut part = Self::default();
         let mut base = base.iter().enumerate().peekable();
-        for item in plain(tree) {
-            while let Some((at, _)) = base.next_if(|(_, other)| other.0 < item.0) {
+        for (path, entry) in tree.iter() {
+            let content = &entry.content;
+            let item = (path, entry.mode, content.digest, content.size);
+            while let Some((at, _)) = base.next_if(|(_, other)| other.0 < *path) {
                 part.lacks.push(at);
             }
-            match base.next_if(|(_, other)| other.0 == item.0) {
-                Some((_, other)) if *other == item => {}
-                Some((at, _)) => {
-                    part.lacks.push(at);
-                    part.own.push(Item::of(&item));
-                }
-                None => part.own.push(Item::of(&item)),
+            let there = base.next_if(|(_, other)| other.0 == *path);
+            let same = |(path, mode, digest, size): &Plain| item == (path, *mode, *digest, *size);
+            if there.is_some_and(|(_, other)| same(other)) {
+                continue;
             }
+            part.lacks.extend(there.map(|(at, _)| at));
+            part.own.push(Item::of(item));
         }
         part.lacks.extend(base.map(|(at, _)| at));
         part
@@ -161,9 +162,11 @@ impl Part {
 /// `<checksum> <kind> <name> <json>`: 16 digits of the SHA-256 of the rest; `h`, `s` or `o` for the
 /// head, settings and an output; 16 digits of the SHA-256 of the output's name, or the settings'.
 fn framed(kind: char, name: &str, json: &str) -> String {
-    let rest = format!("{kind} {name} {json}");
-    let sum = Digest::of(rest.as_bytes()).hex();
-    format!("{} {rest}\n", &sum[..16])
+    let mut line = format!("{:16} {kind} {name} {json}", "");
+    let sum = Digest::of(&line.as_bytes()[17..]).hex();
+    line.replace_range(..16, &sum[..16]);
+    line.push('\n');
+    line
 }
 
 fn short(place: &str) -> String {
@@ -366,9 +369,12 @@ impl Writer {
             let base = trees.map(|tree| plain(tree).collect::<Vec<_>>());
             let head = Head {
                 schema: SCHEMA.to_owned(),
-                base: base
-                    .each_ref()
-                    .map(|items| items.iter().map(Item::of).collect()),
+                base: base.each_ref().map(|items| {
+                    items
+                        .iter()
+                        .map(|it| Item::of((&it.0, it.1, it.2, it.3)))
+                        .collect()
+                }),
             };
             let json = serde_json::to_string(&head).unwrap_or_default();
             self.write(&framed('h', "-", &json));

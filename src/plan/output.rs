@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::OFlags;
 
-use super::fingerprint::{self, Aids, GRANULARITY, look};
+use super::fingerprint::{self, Aids, GRANULARITY, look, look_of};
 use super::inventory::{Inventory, Made, Making, Writer};
 use super::record::{Known, Record};
 use super::settings::Settings;
@@ -23,7 +23,7 @@ use crate::dataset::{Dataset, OUTPUT_MARK};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer};
-use crate::fs::{FsError, Kind, ReadError, Root, StagedDir, sweep_stale, write_atomic};
+use crate::fs::{FsError, Kind, ReadError, Root, StagedDir, Stamp, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::target::Target;
 use crate::tree::{
@@ -53,10 +53,18 @@ pub(super) enum Placed {
 
 impl Placed {
     /// Files and bytes written.
-    pub(super) fn stats(&self) -> Written {
+    pub(super) fn stats(&self) -> (u64, u64) {
         match self {
-            Self::New(stats) | Self::Changed(stats) => *stats,
-            _ => Written::default(),
+            Self::New(written) | Self::Changed(written) => (written.files, written.bytes),
+            _ => (0, 0),
+        }
+    }
+
+    /// The states of the files that were written; they take room, and are needed once.
+    fn take_stamps(&mut self) -> Vec<Stamp> {
+        match self {
+            Self::New(written) | Self::Changed(written) => std::mem::take(&mut written.stamps),
+            _ => Vec::new(),
         }
     }
 }
@@ -106,6 +114,8 @@ pub(super) struct Output {
     measure_files: bool,
     /// Files that outputs share.
     links: Option<Links>,
+    /// Where outputs are made before they take their places; made when something is placed.
+    workshop: Mutex<Option<StagedDir>>,
 }
 
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -340,6 +350,7 @@ impl Output {
             inventory: Mutex::new(None),
             making: None,
             measure_files: false,
+            workshop: Mutex::new(None),
         })
     }
 
@@ -524,8 +535,7 @@ impl Output {
         if self.access == Access::Look {
             return Ok(placed(Written::default()));
         }
-        let staging = self.state.join("tmp");
-        let staged = StagedDir::new(&staging).map_err(refused("can not create"))?;
+        let staged = self.staged()?;
         let written = match &self.links {
             Some(links) => materialise_linked(tree, staged.handle(), links),
             None => materialise(tree, staged.handle()),
@@ -556,11 +566,25 @@ impl Output {
             // casepack's, and the user said --force; of a link, the link itself goes.
             fs::remove_file(&path).map_err(failed("can not replace", &path))?;
         }
-        staged
-            .commit(&path)
-            .map_err(refused("can not put in place"))?;
+        let committed = match &self.root {
+            Some(root) if place.parent().is_none() => staged.commit_in(root, place.as_str()),
+            _ => staged.commit(&path),
+        };
+        committed.map_err(refused("can not put in place"))?;
         self.remember(place, case, want);
         Ok(placed(stats))
+    }
+
+    /// An empty directory, out of sight.
+    fn staged(&self) -> Result<StagedDir, Error> {
+        let mut workshop = self.workshop.lock().unwrap_or_else(PoisonError::into_inner);
+        let workshop = match &mut *workshop {
+            Some(there) => there,
+            none => {
+                none.insert(StagedDir::new(&self.staging()).map_err(refused("can not create"))?)
+            }
+        };
+        workshop.inside().map_err(refused("can not create"))
     }
 
     /// Notes that the case at `place` is to be in the release, and whether it is another than before.
@@ -692,9 +716,24 @@ impl Output {
         record.told.iter().map(Told::again).collect()
     }
 
-    /// Notes what vouches for the output at `place` next time, and what it looks like now.
-    pub(super) fn vouch(&self, place: &TreePath, voucher: Voucher) {
-        let seen = self.look(place);
+    /// Notes what vouches for the output at `place` next time, and what it looks like now that
+    /// `tree` was `placed` there.
+    pub(super) fn vouch(
+        &self,
+        place: &TreePath,
+        tree: &Tree,
+        placed: &mut Placed,
+        voucher: Voucher,
+    ) {
+        let stamps = placed.take_stamps();
+        let seen = if self.target == Target::Bundle.name() {
+            None
+        } else if stamps.len() == tree.len() {
+            // That it was renamed since changed no file.
+            Some(look_of(tree, &stamps).fingerprint.hex())
+        } else {
+            self.look(place)
+        };
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = record.outputs.get_mut(place.as_str()) {
             known.inputs = voucher.inputs;

@@ -31,8 +31,6 @@ mod verifier;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde_json::json;
-
 pub use self::digest::{DigestError, dataset_digest, dataset_toml, digest, listed};
 pub use self::name::SafeName;
 pub use self::options::{Flags, Options, Profile, VerifierKind};
@@ -43,7 +41,7 @@ use crate::dataset::{Case, Dataset, Format, Instruction, JUDGE_FILES, Step, Veri
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::path::{CaseId, TreePath, fold};
-use crate::tree::{Content, Entry, Mode, Tree, TreeBuilder};
+use crate::tree::{Content, Mode, Tree, TreeBuilder};
 
 /// The judge runner that packages carry.
 const JUDGE: &[u8] = include_bytes!("../../templates/judge.py");
@@ -265,22 +263,7 @@ fn test_files(files: &mut Files, views: &Views, steps: &[Told<'_>], shared: &Pre
     for (name, mode, content) in &shared.tests {
         files.add(&format!("tests/{name}"), *mode, content.clone());
     }
-    let listing: Vec<_> = views
-        .workspace
-        .iter()
-        .map(|(path, Entry { mode, content })| {
-            json!([
-                path.as_str(),
-                mode.letter(),
-                content.digest.hex(),
-                content.size
-            ])
-        })
-        .collect();
-    files.text(
-        "tests/start.json",
-        format!("{}\n", json!({ "files": listing })),
-    );
+    files.bytes("tests/start.json", start(&views.workspace));
     let evaluation = &views.evaluation;
     let has = |path: &str| TreePath::new(path).is_ok_and(|path| evaluation.get(&path).is_some());
     // Where evaluation material goes, by the directory that it lies in; the first one counts.
@@ -303,6 +286,18 @@ fn test_files(files: &mut Files, views: &Views, steps: &[Told<'_>], shared: &Pre
             .find_map(|(from, to)| Some(format!("{to}{}", path.as_str().strip_prefix(from)?)));
         files.add(&to.unwrap_or_default(), entry.mode, entry.content.clone());
     }
+}
+
+/// The listing of a workspace as the agent finds it.
+fn start(workspace: &Tree) -> Vec<u8> {
+    let files = workspace.iter().map(|(path, entry)| {
+        let content = &entry.content;
+        let (mode, digest) = (entry.mode.letter(), content.digest.hex());
+        (path.as_str(), mode, digest, content.size)
+    });
+    let mut json = verifier::Object::default();
+    json.put("files", &files.collect::<Vec<_>>());
+    json.finish()
 }
 
 /// One step, ready for a package.

@@ -13,12 +13,14 @@ use crate::fs::{ReadError, Stamp, open_below, write_all};
 use crate::path::TreePath;
 
 /// What was written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Written {
     /// Files.
     pub files: u64,
     /// Bytes of all files.
     pub bytes: u64,
+    /// The state of each file, in the order of the tree; none when some are links.
+    pub stamps: Vec<Stamp>,
 }
 
 /// Why a tree could not be written.
@@ -69,7 +71,7 @@ fn write(
     into: BorrowedFd<'_>,
     links: Option<&Links>,
 ) -> Result<Written, MaterialiseError> {
-    let mut umask = Umask::default();
+    let mut faithful = None;
     let mut written = Written::default();
     let mut dirs = Vec::<Dir>::new();
     let mut last = "";
@@ -95,7 +97,7 @@ fn write(
         while let Some(rest) = text.get(start..)
             && let Some((name, _)) = rest.split_once('/')
         {
-            let handle = make_dir(innermost(&dirs, into), name, &mut umask).map_err(failed)?;
+            let handle = make_dir(innermost(&dirs, into), name, &mut faithful).map_err(failed)?;
             let end = start + name.len();
             dirs.push(Dir {
                 end,
@@ -116,8 +118,10 @@ fn write(
             None => false,
         };
         if !linked {
-            let file = make_file(at, name, entry.mode, &mut umask).map_err(failed)?;
+            let file = make_file(at, name, entry.mode).map_err(failed)?;
             fill(&file, path, content)?;
+            let stamp = exactly(&file, permissions(entry.mode)).map_err(failed)?;
+            written.stamps.push(stamp);
             if let Some(links) = links {
                 links.take(content, entry.mode, at, name).map_err(failed)?;
             }
@@ -125,6 +129,9 @@ fn write(
         written.files += 1;
         written.bytes = written.bytes.saturating_add(entry.content.size);
         last = text;
+    }
+    if links.is_some() {
+        written.stamps.clear();
     }
     Ok(written)
 }
@@ -149,50 +156,46 @@ fn innermost<'a>(dirs: &'a [Dir], into: BorrowedFd<'a>) -> BorrowedFd<'a> {
     innermost.map_or(into, AsFd::as_fd)
 }
 
-/// Whether the umask, or the directory's default permissions, let the modes through that we ask
-/// for: looked at once per tree and mode instead of once per file.
-#[derive(Default)]
-struct Umask {
-    dir: Option<bool>,
-    regular: Option<bool>,
-    executable: Option<bool>,
-}
-
-fn make_dir(at: BorrowedFd<'_>, name: &str, umask: &mut Umask) -> Result<OwnedFd, Errno> {
+fn make_dir(at: BorrowedFd<'_>, name: &str, faithful: &mut Option<bool>) -> Result<OwnedFd, Errno> {
     let mode = Permissions::from_raw_mode(0o755);
     rustix::fs::mkdirat(at, name, mode)?;
     let handle = rustix::fs::openat(at, name, DIR, Permissions::empty())?;
-    exactly(&handle, mode, &mut umask.dir)?;
+    // Whether the umask, or the directory's default permissions, let the mode through is looked at
+    // once per tree.
+    if faithful.is_none() {
+        let there = rustix::fs::fstat(&handle)?.st_mode;
+        *faithful = Some(Permissions::from_raw_mode(there) & ALL == mode);
+    }
+    if *faithful == Some(false) {
+        rustix::fs::fchmod(&handle, mode)?;
+    }
     Ok(handle)
 }
 
-fn make_file(
-    at: BorrowedFd<'_>,
-    name: &str,
-    mode: Mode,
-    umask: &mut Umask,
-) -> Result<OwnedFd, Errno> {
-    let (mode, faithful) = match mode {
-        Mode::Regular => (0o644, &mut umask.regular),
-        Mode::Executable => (0o755, &mut umask.executable),
-    };
-    let mode = Permissions::from_raw_mode(mode);
+fn make_file(at: BorrowedFd<'_>, name: &str, mode: Mode) -> Result<OwnedFd, Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(at, name, flags, mode)?;
-    exactly(&file, mode, faithful)?;
-    Ok(file)
+    rustix::fs::openat(at, name, flags, permissions(mode))
 }
 
-fn exactly(new: &OwnedFd, mode: Permissions, faithful: &mut Option<bool>) -> Result<(), Errno> {
-    let all = Permissions::RWXU | Permissions::RWXG | Permissions::RWXO;
-    if faithful.is_none() {
-        let stat = rustix::fs::fstat(new)?;
-        *faithful = Some(Permissions::from_raw_mode(stat.st_mode) & all == mode);
-    }
-    if *faithful == Some(false) {
+fn permissions(mode: Mode) -> Permissions {
+    Permissions::from_raw_mode(match mode {
+        Mode::Regular => 0o644,
+        Mode::Executable => 0o755,
+    })
+}
+
+const ALL: Permissions = Permissions::RWXU
+    .union(Permissions::RWXG)
+    .union(Permissions::RWXO);
+
+/// Gives the new file exactly `mode`, whatever the umask made of it; its state then.
+fn exactly(new: &OwnedFd, mode: Permissions) -> Result<Stamp, Errno> {
+    let mut stat = rustix::fs::fstat(new)?;
+    if Permissions::from_raw_mode(stat.st_mode) & ALL != mode {
         rustix::fs::fchmod(new, mode)?;
+        stat = rustix::fs::fstat(new)?;
     }
-    Ok(())
+    Ok(Stamp::of(&stat).1)
 }
 
 fn fill(file: &OwnedFd, path: &TreePath, content: &Content) -> Result<(), MaterialiseError> {
@@ -356,14 +359,14 @@ mod tests {
         let root = Arc::new(Root::open(temp.path()).unwrap());
         let tree = tree_of(&root, "sparse");
         let written = materialise(&tree, into(&temp.path().join("out"))).unwrap();
-        assert_eq!(
-            written,
-            Written {
-                files: 1,
-                bytes: 16 * MB
-            }
-        );
         let out = temp.path().join("out/d/f");
+        let stamp = Stamp::of_open(File::open(&out).unwrap()).unwrap().1;
+        let wanted = Written {
+            files: 1,
+            bytes: 16 * MB,
+            stamps: vec![stamp],
+        };
+        assert_eq!(written, wanted);
         assert!(fs::read(&out).unwrap() == fs::read(&at).unwrap());
         if fs::metadata(&at).unwrap().blocks() * 512 < MB && cfg!(target_os = "linux") {
             assert!(fs::metadata(&out).unwrap().blocks() * 512 < MB);

@@ -3,7 +3,9 @@
 
 use std::fmt::Write;
 
-use super::json::base64;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
 use super::{Node, Yaml};
 
 /// PyYAML finds the colon of a key without `? ` only within 1,024 characters.
@@ -35,7 +37,7 @@ fn scalar(value: &Yaml) -> Option<String> {
         Yaml::Str(text) => quoted(text),
         Yaml::Date(date) => date.to_string(),
         Yaml::DateTime(time) => time.to_string(),
-        Yaml::Binary(bytes) => format!("!!binary \"{}\"", base64(bytes)),
+        Yaml::Binary(bytes) => format!("!!binary \"{}\"", BASE64.encode(bytes)),
         Yaml::Seq(items) if items.is_empty() => "[]".to_owned(),
         Yaml::Map(entries) if entries.is_empty() => "{}".to_owned(),
         Yaml::Set(items) if items.is_empty() => "!!set {}".to_owned(),

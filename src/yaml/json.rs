@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use serde_json::{Map, Value, json};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
+use serde_json::Value;
 
 use super::{Date, DateTime, Node, Yaml};
 
@@ -23,93 +26,90 @@ impl Yaml {
     /// | `tuple` | a list of two; `!!omap` and `!!pairs` are lists of these |
     /// | `dict` | a list of two-item lists: where keys are no strings, one is `$py`, or their order is not the sorted one that JSON text will have |
     pub fn to_tagged_json(&self) -> Value {
-        match self {
-            Self::Null => Value::Null,
-            Self::Bool(value) => Value::Bool(*value),
-            Self::Int(value) => match i64::try_from(value) {
-                Ok(value) if (-MAX_PLAIN_INT..=MAX_PLAIN_INT).contains(&value) => json!(value),
-                _ => tagged("int", value.to_string()),
+        serde_json::to_value(Tagged(self)).unwrap_or_default()
+    }
+}
+
+/// Serialises as [`Yaml::to_tagged_json`] says, keys in their order.
+pub(crate) struct Tagged<'a>(pub(crate) &'a Yaml);
+
+impl<'a> Serialize for Tagged<'a> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Yaml::Null => to.serialize_unit(),
+            Yaml::Bool(value) => to.serialize_bool(*value),
+            Yaml::Int(value) => match i64::try_from(value) {
+                Ok(value) if (-MAX_PLAIN_INT..=MAX_PLAIN_INT).contains(&value) => {
+                    to.serialize_i64(value)
+                }
+                _ => tagged(to, "int", &value.to_string()),
             },
-            Self::Float(value) => match serde_json::Number::from_f64(*value) {
-                Some(value) => Value::Number(value),
-                None if value.is_nan() => tagged("float", "nan"),
-                None if *value > 0.0 => tagged("float", "inf"),
-                None => tagged("float", "-inf"),
-            },
-            Self::Str(text) => json!(**text),
-            Self::Date(date) => tagged("date", date.to_string()),
-            Self::DateTime(time) => tagged("datetime", time.to_string()),
-            Self::Binary(bytes) => tagged("bytes", base64(bytes)),
-            Self::Seq(items) => items
-                .iter()
-                .map(|item| item.value.to_tagged_json())
-                .collect(),
-            Self::Map(entries) => object(entries).unwrap_or_else(|| {
-                let pairs: Value = entries
-                    .iter()
-                    .map(|(key, node)| {
-                        json!([key.value.to_tagged_json(), node.value.to_tagged_json()])
-                    })
-                    .collect();
-                tagged("dict", pairs)
-            }),
-            Self::Set(items) => {
-                let items: Value = items
-                    .iter()
-                    .map(|item| item.value.to_tagged_json())
-                    .collect();
-                tagged("set", items)
+            Yaml::Float(value) if value.is_finite() => to.serialize_f64(*value),
+            Yaml::Float(value) if value.is_nan() => tagged(to, "float", "nan"),
+            Yaml::Float(value) if *value > 0.0 => tagged(to, "float", "inf"),
+            Yaml::Float(_) => tagged(to, "float", "-inf"),
+            Yaml::Str(text) => to.serialize_str(text),
+            Yaml::Date(date) => tagged(to, "date", &date.to_string()),
+            Yaml::DateTime(time) => tagged(to, "datetime", &time.to_string()),
+            Yaml::Binary(bytes) => tagged(to, "bytes", &BASE64.encode(bytes)),
+            Yaml::Seq(items) => to.collect_seq(values(items)),
+            Yaml::Map(entries) if is_object(entries) => {
+                let entry = |(key, node): &'a (Node, Node)| {
+                    // `is_object` looked at the keys.
+                    (key.value.as_str().unwrap_or_default(), Tagged(&node.value))
+                };
+                to.collect_map(entries.iter().map(entry))
             }
-            Self::Pairs(pairs) => pairs
-                .iter()
-                .map(|(key, node)| {
-                    tagged(
-                        "tuple",
-                        json!([key.value.to_tagged_json(), node.value.to_tagged_json()]),
-                    )
-                })
-                .collect(),
+            Yaml::Map(entries) => {
+                let pairs: Vec<_> = entries.iter().map(pair).collect();
+                tagged(to, "dict", &pairs)
+            }
+            Yaml::Set(items) => tagged(to, "set", &values(items).collect::<Vec<_>>()),
+            Yaml::Pairs(pairs) => to.collect_seq(pairs.iter().map(|entry| Tuple(pair(entry)))),
         }
     }
 }
 
-fn tagged(kind: &str, value: impl Into<Value>) -> Value {
-    json!({"$py": kind, "v": value.into()})
+/// A pair that stays a tuple.
+struct Tuple<'a>((Tagged<'a>, Tagged<'a>));
+
+impl Serialize for Tuple<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        tagged(to, "tuple", &self.0)
+    }
 }
 
-/// The plain object, when Python reads the same mapping from its text. `serde_json` sorts keys, and
+fn values(items: &[Node]) -> impl Iterator<Item = Tagged<'_>> {
+    items.iter().map(|item| Tagged(&item.value))
+}
+
+fn pair((key, node): &(Node, Node)) -> (Tagged<'_>, Tagged<'_>) {
+    (Tagged(&key.value), Tagged(&node.value))
+}
+
+fn tagged<S: Serializer>(
+    to: S,
+    kind: &str,
+    value: &(impl Serialize + ?Sized),
+) -> Result<S::Ok, S::Error> {
+    let mut map = to.serialize_map(Some(2))?;
+    map.serialize_entry("$py", kind)?;
+    map.serialize_entry("v", value)?;
+    map.end()
+}
+
+/// Whether Python reads the same mapping from the plain object's text. `serde_json` sorts keys, and
 /// a Python mapping has an order, which shows where a judge's prompt prints it.
-fn object(entries: &[(Node, Node)]) -> Option<Value> {
-    let mut object = Map::new();
+fn is_object(entries: &[(Node, Node)]) -> bool {
     let mut last: Option<&str> = None;
-    for (key, node) in entries {
-        let key = key.value.as_str()?;
-        if key == "$py" || last.is_some_and(|last| last >= key) {
-            return None;
-        }
+    entries.iter().all(|(key, _)| {
+        let Some(key) = key.value.as_str() else {
+            return false;
+        };
+        let fine = key != "$py" && last.is_none_or(|last| last < key);
         last = Some(key);
-        object.insert(key.to_owned(), node.value.to_tagged_json());
-    }
-    Some(Value::Object(object))
-}
-
-/// Standard base64 with padding.
-pub(super) fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for place in 0..4 {
-            let letter = ALPHABET[(bits >> (18 - 6 * place) & 0x3F) as usize];
-            text.push(if place > chunk.len() {
-                '='
-            } else {
-                char::from(letter)
-            });
-        }
-    }
-    text
+        fine
+    })
 }
 
 /// `isoformat()`.

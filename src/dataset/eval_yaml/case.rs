@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::execution::{StepPlan, Template, What};
-use crate::dataset::dirs::{self, CaseDir};
+use crate::dataset::dirs::CaseDir;
 use crate::dataset::{
     COMMAND_PLACEHOLDERS, Case, CaseReader, Dataset, Instruction, Listed, Material, Mode,
     OWN_PLACEHOLDERS, Rest, Runner, RunnerCommand, Step, Verifier, View, batch_yaml, canary_line,
@@ -32,14 +32,7 @@ pub(super) struct Reader {
 
 impl CaseReader for Reader {
     fn read(&self, dataset: &Dataset, id: &CaseId, diags: &mut Diagnostics) -> Option<Case> {
-        let (root, dir) = dirs::resolve_case(&dataset.sources, id, &self.shown, diags)?;
-        let case = CaseDir {
-            sources: &dataset.sources,
-            id,
-            root,
-            dir,
-            shown: format!("{}/{id}", self.shown),
-        };
+        let case = CaseDir::open(&dataset.sources, id, &self.shown, diags)?;
         // All three files are looked at, so that everything wrong with a case is told at once.
         let input = input(&case, diags);
         let annotations = annotations(&case, diags);
@@ -69,11 +62,9 @@ impl CaseReader for Reader {
         Some(Case {
             id: id.clone(),
             material: Material {
-                root: case.root,
-                dir: case.dir,
                 listed,
                 generated,
-                rest: Rest::Evaluation,
+                ..case.material(Rest::Evaluation)
             },
             steps,
             multi_step: self.multi_step,

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
+use toml_edit::{Array, Key, Value};
 
 use super::digest::one_line;
 use crate::digest::TreeId;
@@ -47,116 +47,147 @@ pub(super) struct TaskToml<'a> {
 impl TaskToml<'_> {
     /// The text.
     pub(super) fn text(&self) -> String {
-        let mut document = DocumentMut::new();
-        document["schema_version"] = value(SCHEMA);
+        let mut text = Text::default();
+        text.line("schema_version", SCHEMA);
         if !self.steps.is_empty() {
-            document["multi_step_reward_strategy"] = value("final");
+            text.line("multi_step_reward_strategy", "final");
         }
         if self.separate {
             // Without it a separate verifier sees nothing of the work (harbor.md 0.5).
-            document["artifacts"] = value(Array::from_iter([self.workdir]));
+            text.line("artifacts", Array::from_iter([self.workdir]));
         }
-        document["task"] = Item::Table(self.task());
-        document["metadata"] = Item::Table(self.metadata());
-        document["environment"] = Item::Table(self.environment());
-        document["agent"] = Item::Table(self.agent());
-        document["verifier"] = Item::Table(self.verifier());
-        if !self.steps.is_empty() {
-            let mut steps = ArrayOfTables::new();
-            for (name, timeout) in self.steps {
-                steps.push(self.step(name, *timeout));
-            }
-            document["steps"] = Item::ArrayOfTables(steps);
+        self.task(&mut text);
+        self.metadata(&mut text);
+        self.environment(&mut text);
+        text.table("[agent]");
+        self.agent(self.agent_timeout_sec, &mut text);
+        self.verifier(&mut text);
+        for (name, timeout) in self.steps {
+            text.table("[[steps]]");
+            text.line("name", name.as_str());
+            text.table("[steps.agent]");
+            self.agent(*timeout, &mut text);
+            text.table("[steps.verifier]");
+            text.line("timeout_sec", self.verifier_timeout_sec);
         }
-        document.to_string()
+        text.0
     }
 
-    fn task(&self) -> Table {
-        let mut task = Table::new();
-        task["name"] = value(self.name);
+    fn task(&self, text: &mut Text) {
+        text.table("[task]");
+        text.line("name", self.name);
         let description = one_line(self.description, DESCRIPTION_MAX);
         if !description.is_empty() {
-            task["description"] = value(description);
+            text.line("description", description);
         }
-        task
     }
 
-    fn metadata(&self) -> Table {
-        let mut metadata = Table::new();
-        metadata["generated_by"] = value("casepack");
-        metadata["package_format"] = value(FORMAT);
-        metadata["dataset"] = value(self.dataset);
-        metadata["case_id"] = value(self.case);
-        metadata["judge_mode"] = value(self.judge_mode);
-        metadata["environment_mode"] = value(match self.image {
-            Some(_) => "image",
-            None => "dockerfile",
-        });
-        metadata["workspace_digest"] = value(self.workspace.to_string());
-        if !self.metadata.is_empty() {
-            // A table of its own: keys of the case never change what the others mean.
-            let mut case = Table::new();
-            for (key, text) in self.metadata {
-                case[key] = value(text);
-            }
-            metadata["case"] = Item::Table(case);
-        }
-        metadata
+    fn metadata(&self, text: &mut Text) {
+        text.table("[metadata]");
+        text.line("generated_by", "casepack");
+        text.line("package_format", FORMAT);
+        text.line("dataset", self.dataset);
+        text.line("case_id", self.case);
+        text.line("judge_mode", self.judge_mode);
+        let mode = self.image.map_or("dockerfile", |_| "image");
+        text.line("environment_mode", mode);
+        text.line("workspace_digest", self.workspace.to_string());
+        // A table of its own: keys of the case never change what the others mean.
+        text.entries("[metadata.case]", self.metadata);
     }
 
-    fn environment(&self) -> Table {
-        let mut environment = Table::new();
+    fn environment(&self, text: &mut Text) {
+        text.table("[environment]");
         if let Some(image) = self.image {
-            environment["docker_image"] = value(image);
+            text.line("docker_image", image);
         }
-        environment["workdir"] = value(self.workdir);
-        if !self.env.is_empty() {
-            let mut env = Table::new();
-            for (name, text) in self.env {
-                env[name] = value(text);
-            }
-            environment["env"] = Item::Table(env);
-        }
-        environment
+        text.line("workdir", self.workdir);
+        text.entries("[environment.env]", self.env);
     }
 
-    fn agent(&self) -> Table {
-        let mut agent = Table::new();
-        agent["timeout_sec"] = value(self.agent_timeout_sec);
+    fn agent(&self, timeout_sec: f64, text: &mut Text) {
+        text.line("timeout_sec", timeout_sec);
         if let Some(user) = self.agent_user {
-            agent["user"] = match user.parse::<i64>() {
-                Ok(id) => value(id),
-                Err(_) => value(user),
-            };
-        }
-        agent
-    }
-
-    fn verifier(&self) -> Table {
-        let mut verifier = Table::new();
-        verifier["timeout_sec"] = value(self.verifier_timeout_sec);
-        if self.separate {
-            verifier["environment_mode"] = value("separate");
-        }
-        if !self.verifier_env.is_empty() {
-            let mut env = Table::new();
-            for name in self.verifier_env {
-                env[name] = value(format!("${{{name}:-}}"));
+            match user.parse::<i64>() {
+                Ok(id) => text.line("user", id),
+                Err(_) => text.line("user", user),
             }
-            verifier["env"] = Item::Table(env);
         }
-        verifier
     }
 
-    fn step(&self, name: &str, timeout: f64) -> Table {
-        let mut step = Table::new();
-        step["name"] = value(name);
-        let mut agent = self.agent();
-        agent["timeout_sec"] = value(timeout);
-        step["agent"] = Item::Table(agent);
-        let mut verifier = Table::new();
-        verifier["timeout_sec"] = value(self.verifier_timeout_sec);
-        step["verifier"] = Item::Table(verifier);
-        step
+    fn verifier(&self, text: &mut Text) {
+        text.table("[verifier]");
+        text.line("timeout_sec", self.verifier_timeout_sec);
+        if self.separate {
+            text.line("environment_mode", "separate");
+        }
+        let env = self.verifier_env.iter();
+        let env = env.map(|name| ((*name).to_owned(), format!("${{{name}:-}}")));
+        text.entries("[verifier.env]", &env.collect());
+    }
+}
+
+/// Lines of TOML. A document of `toml_edit` would cost more than everything else about a case; how
+/// keys and values are spelt is still its business.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn table(&mut self, header: &str) {
+        self.0.push('\n');
+        self.0.push_str(header);
+        self.0.push('\n');
+    }
+
+    /// `key` needs no quotes.
+    fn line(&mut self, key: &str, value: impl Into<Value>) {
+        self.0.push_str(key);
+        self.0.push_str(" = ");
+        match value.into() {
+            // As `toml_edit` would; most are such.
+            Value::String(text) if is_plain(text.value()) => {
+                self.0.push('"');
+                self.0.push_str(text.value());
+                self.0.push('"');
+            }
+            value => self.0.push_str(&value.to_string()),
+        }
+        self.0.push('\n');
+    }
+
+    /// A table of texts, unless it is empty.
+    fn entries(&mut self, header: &str, entries: &BTreeMap<String, String>) {
+        if !entries.is_empty() {
+            self.table(header);
+        }
+        for (key, value) in entries {
+            self.line(&Key::new(key).to_string(), value);
+        }
+    }
+}
+
+/// Whether a text is written between quotation marks as it stands.
+fn is_plain(text: &str) -> bool {
+    let plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\'' | b'\\');
+    text.bytes().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn spells_values_as_the_library_does(text in "[ -~\n\u{e9}]{0,12}", key in "[a-c.\" ]{1,4}") {
+            let mut ours = Text::default();
+            ours.entries("[t]", &BTreeMap::from([(key.clone(), text.clone())]));
+            let mut theirs = toml_edit::DocumentMut::new();
+            let mut table = toml_edit::Table::new();
+            table[&key] = toml_edit::value(&text);
+            theirs["t"] = toml_edit::Item::Table(table);
+            prop_assert_eq!(ours.0.trim_start(), theirs.to_string());
+        }
     }
 }

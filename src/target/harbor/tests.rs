@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::Command;
 
 use proptest::prelude::*;
+use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
 use crate::dataset::{self, LoadRequest, OptionValue};
-use crate::tree::Data;
+use crate::tree::{Data, Entry};
 use crate::yaml::Yaml;
 
 /// A project in a temporary directory.

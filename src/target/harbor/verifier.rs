@@ -8,13 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::options::Options;
 use crate::dataset::{Case, Dataset, Judge, Output, Reward, Threshold, Traces, Verification};
 use crate::diag::Rule;
 use crate::path::TreePath;
-use crate::yaml::{self, Node, Yaml};
+use crate::yaml::{self, Node, Tagged, Yaml};
 
 /// The judge that compares whole runs; no case has it.
 const PAIRWISE: &str = "pairwise";
@@ -31,8 +32,7 @@ const BUILTINS: &[(&str, &str, bool)] = &[
 #[derive(Debug)]
 pub(super) struct Judging {
     judges: Vec<Judge>,
-    /// Each judge as JSON.
-    json: Vec<String>,
+    fixed: Fixed,
     reward: Option<Reward>,
     thresholds: BTreeMap<String, Threshold>,
     outputs: Vec<Output>,
@@ -41,6 +41,16 @@ pub(super) struct Judging {
     deterministic: bool,
     /// Seconds that Harbor gives the verifier: judges end earlier, so that a reward is written.
     timeout_sec: f64,
+}
+
+/// What is the same in every `config.json`, as JSON.
+#[derive(Debug)]
+struct Fixed {
+    judges: Vec<String>,
+    models: String,
+    outputs: String,
+    thresholds: String,
+    traces: String,
 }
 
 /// Which judges of a case are asked.
@@ -68,20 +78,26 @@ impl Judging {
             thresholds.retain(|judge, _| !removed.contains(judge));
             reward = reward.and_then(|reward| without(&reward, |judge| removed.contains(judge)));
         }
+        let model = options.judge_model.as_ref();
+        let model = model.or(verification.judge_model.as_ref()).cloned();
+        let outputs = verification.outputs.clone();
         Self {
-            json: judges
-                .iter()
-                .map(|judge| judge_json(judge).to_string())
-                .collect(),
+            fixed: Fixed {
+                judges: judges
+                    .iter()
+                    .map(|judge| judge_json(judge).to_string())
+                    .collect(),
+                models: json!({ "judge": model }).to_string(),
+                outputs: outputs_json(&outputs).to_string(),
+                thresholds: thresholds_json(&thresholds).to_string(),
+                traces: traces_json(verification.traces).to_string(),
+            },
             judges,
             reward,
             thresholds,
-            outputs: verification.outputs.clone(),
+            outputs,
             traces: verification.traces,
-            model: options
-                .judge_model
-                .clone()
-                .or_else(|| verification.judge_model.clone()),
+            model,
             deterministic: options.no_llm_judges,
             timeout_sec: options.verifier_timeout_sec,
         }
@@ -183,33 +199,29 @@ impl Judging {
         let judges: Vec<&str> = self
             .judges
             .iter()
-            .zip(&self.json)
+            .zip(&self.fixed.judges)
             // One without a kind is skipped, as the harness does; the reader told it.
             .filter(|(judge, _)| applies(judge, part) && !matches!(kind(judge), Kind::None))
             .map(|(_, json)| json.as_str())
             .collect();
-        let fields = [
-            ("annotations", case.annotations.to_tagged_json().to_string()),
-            ("case", json!(case.id.as_str()).to_string()),
-            ("dataset", json!(dataset.name).to_string()),
-            ("image", json!(image).to_string()),
-            ("input", case.input.to_tagged_json().to_string()),
-            ("judges", format!("[{}]", judges.join(","))),
-            ("models", json!({ "judge": self.model }).to_string()),
-            ("outputs", self.outputs_json().to_string()),
-            ("reward", self.reward_json(part).to_string()),
-            ("schema", json!("casepack.verifier.v1").to_string()),
-            ("step", json!(part.step).to_string()),
-            ("thresholds", self.thresholds_json().to_string()),
-            ("traces", self.traces_json().to_string()),
-            ("verifier_timeout", number(self.timeout_sec).to_string()),
-            ("workdir", json!(workdir).to_string()),
-        ];
-        let fields: Vec<String> = fields
-            .into_iter()
-            .map(|(key, value)| format!("\"{key}\":{value}"))
-            .collect();
-        format!("{{{}}}\n", fields.join(",")).into_bytes()
+        let fixed = &self.fixed;
+        let mut json = Object::default();
+        json.put("annotations", &Tagged(&case.annotations));
+        json.put("case", case.id.as_str());
+        json.put("dataset", &dataset.name);
+        json.put("image", image);
+        json.put("input", &Tagged(&case.input));
+        json.text("judges", &format!("[{}]", judges.join(",")));
+        json.text("models", &fixed.models);
+        json.text("outputs", &fixed.outputs);
+        json.put("reward", &self.reward_json(part));
+        json.put("schema", "casepack.verifier.v1");
+        json.put("step", &part.step);
+        json.text("thresholds", &fixed.thresholds);
+        json.text("traces", &fixed.traces);
+        json.put("verifier_timeout", &number(self.timeout_sec));
+        json.put("workdir", workdir);
+        json.finish()
     }
 
     /// `reward` for the judges of `part`: what reads others is taken out, as agent-eval-harness
@@ -241,41 +253,6 @@ impl Judging {
             "score_range": reward.score_range.map(range),
             "weights": weights,
         })
-    }
-
-    fn thresholds_json(&self) -> Value {
-        let rows = self.thresholds.iter().map(|(judge, threshold)| {
-            let limits: Map<String, Value> = limits(threshold)
-                .into_iter()
-                .map(|(name, limit)| (name.to_owned(), number(limit)))
-                .collect();
-            (judge.clone(), Value::Object(limits))
-        });
-        Value::Object(rows.collect())
-    }
-
-    fn outputs_json(&self) -> Value {
-        let rows = self.outputs.iter().map(|output| {
-            json!({
-                "batch_pattern": output.batch_pattern,
-                "directory": output.directory,
-                "path": output.path.as_ref().map(TreePath::as_str),
-                "schema": output.schema,
-                "tool": output.tool,
-                "types": output.types.as_ref().map(Yaml::to_tagged_json),
-            })
-        });
-        Value::Array(rows.collect())
-    }
-
-    fn traces_json(&self) -> Value {
-        let Traces {
-            stdout,
-            stderr,
-            events,
-            metrics,
-        } = self.traces;
-        json!({ "events": events, "metrics": metrics, "stderr": stderr, "stdout": stdout })
     }
 
     /// `eval.yaml` for the engine of agent-eval-harness (4.2): as [`Judging::config`], without the
@@ -347,6 +324,74 @@ impl Judging {
             ("thresholds", Some(map(thresholds))),
         ]);
         yaml::emit(&config).into_bytes()
+    }
+}
+
+fn thresholds_json(thresholds: &BTreeMap<String, Threshold>) -> Value {
+    let rows = thresholds.iter().map(|(judge, threshold)| {
+        let limits: Map<String, Value> = limits(threshold)
+            .into_iter()
+            .map(|(name, limit)| (name.to_owned(), number(limit)))
+            .collect();
+        (judge.clone(), Value::Object(limits))
+    });
+    Value::Object(rows.collect())
+}
+
+fn outputs_json(outputs: &[Output]) -> Value {
+    let rows = outputs.iter().map(|output| {
+        json!({
+            "batch_pattern": output.batch_pattern,
+            "directory": output.directory,
+            "path": output.path.as_ref().map(TreePath::as_str),
+            "schema": output.schema,
+            "tool": output.tool,
+            "types": output.types.as_ref().map(Yaml::to_tagged_json),
+        })
+    });
+    Value::Array(rows.collect())
+}
+
+fn traces_json(traces: Traces) -> Value {
+    let Traces {
+        stdout,
+        stderr,
+        events,
+        metrics,
+    } = traces;
+    json!({ "events": events, "metrics": metrics, "stderr": stderr, "stdout": stdout })
+}
+
+/// The text of a JSON object on one line, field by field.
+#[derive(Default)]
+pub(super) struct Object(Vec<u8>);
+
+impl Object {
+    fn key(&mut self, key: &str) {
+        self.0.push(if self.0.is_empty() { b'{' } else { b',' });
+        self.0.push(b'"');
+        self.0.extend_from_slice(key.as_bytes());
+        self.0.extend_from_slice(b"\":");
+    }
+
+    /// A field whose value is JSON text already.
+    fn text(&mut self, key: &str, json: &str) {
+        self.key(key);
+        self.0.extend_from_slice(json.as_bytes());
+    }
+
+    pub(super) fn put(&mut self, key: &str, value: &(impl Serialize + ?Sized)) {
+        self.key(key);
+        let written = serde_json::to_writer(&mut self.0, value);
+        debug_assert!(
+            written.is_ok(),
+            "all keys are strings, and memory takes all"
+        );
+    }
+
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        self.0.extend_from_slice(b"}\n");
+        self.0
     }
 }
 
