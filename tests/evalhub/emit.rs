@@ -383,6 +383,20 @@ fn files_are_checked_more_strictly_than_the_server_does() {
         (
             "p.yaml",
             PROVIDER,
+            "name: A\n        value: b",
+            "name: AWS_SECRET_ACCESS_KEY\n        value: hush",
+            "warning secret-literal",
+        ),
+        (
+            "p.yaml",
+            PROVIDER,
+            "name: A\n        value: b",
+            "name: AWS_ENDPOINT_URL_S3\n        value: http://127.0.0.1",
+            "warning loopback-endpoint",
+        ),
+        (
+            "p.yaml",
+            PROVIDER,
             "entrypoint",
             "command",
             "error missing-key, error unknown-key",

@@ -196,14 +196,13 @@ fn told(
     let advice = match (&bucket, &key) {
         (Some(bucket), Some(key)) => {
             let (bucket, key) = (escape::line(bucket), escape::line(key));
-            match layout {
-                Layout::TestData => {
-                    format!("  test_data_ref.s3: bucket {bucket}, key {key} (with its slash)\n")
-                }
-                Layout::AgentEval => {
-                    format!("  parameters: s3_bucket {bucket}, s3_prefix {key} (with its slash)\n")
-                }
-            }
+            let place = match layout {
+                Layout::TestData => format!("test_data_ref.s3: bucket {bucket}, key {key}"),
+                Layout::AgentEval => format!("parameters: s3_bucket {bucket}, s3_prefix {key}"),
+            };
+            format!(
+                "  {place} (with its slash)\n  `casepack emit evalhub` writes the job's files.\n"
+            )
         }
         _ => String::new(),
     };

@@ -463,18 +463,39 @@ fn variable(value: &Value<'_>, diags: &mut Diagnostics) {
         return;
     };
     need_text(&mut fields, "name", diags);
-    if let Some(value) = fields
-        .present("valueFrom")
-        .or_else(|| fields.present("value_from"))
-    {
+    let name = fields.get("name").and_then(|name| name.yaml().as_str());
+    let from = fields.present("valueFrom");
+    if let Some(value) = from.or_else(|| fields.present("value_from")) {
         not_literal(&value, "valueFrom", diags);
         fields.known(&["value"]);
-    } else {
-        fields
-            .need("value", diags)
-            .and_then(|value| value.str(diags));
+    } else if let Some(value) = fields.need("value", diags)
+        && let Some(text) = value.str(diags)
+    {
+        match name.unwrap_or_default() {
+            "AWS_ENDPOINT_URL_S3" | "AWS_ENDPOINT_URL" => endpoint(&value, text, diags),
+            secret @ ("AWS_SECRET_ACCESS_KEY" | "AWS_SESSION_TOKEN") if !text.is_empty() => {
+                let message = format!("`{secret}` stands here for everybody who reads providers.");
+                let help = "Let the pod's identity read the bucket, or publish for EvalHub's \
+                            downloader, which has a Secret.";
+                diags.push(value.finding(Rule::SecretLiteral, message).help(help));
+            }
+            _ => {}
+        }
     }
     fields.finish(diags);
+}
+
+/// The URL of an S3 server, as pods see it.
+fn endpoint(value: &Value<'_>, text: &str, diags: &mut Diagnostics) {
+    if is_loopback(text) {
+        let message = format!("In a pod `{text}` is the pod itself.");
+        let help = "Write the URL of the server as the cluster sees it.";
+        diags.push(value.finding(Rule::LoopbackEndpoint, message).help(help));
+    } else if !text.is_empty() && !is_url(text) {
+        let message = format!("`{text}` is no URL of a server.");
+        let help = "Write a whole URL: https://HOST.";
+        diags.push(value.finding(Rule::BadValue, message).help(help));
+    }
 }
 
 fn not_literal(value: &Value<'_>, key: &str, diags: &mut Diagnostics) {
@@ -533,7 +554,7 @@ fn secret_file(mut top: Fields<'_>, diags: &mut Diagnostics) {
         metadata.finish_open();
     }
     let mut found = Vec::new();
-    let mut endpoint = None;
+    let mut server = None;
     for block in ["data", "stringData"] {
         for (name, value) in top.entries(block, diags) {
             let text = value.str(diags).unwrap_or_default();
@@ -541,7 +562,7 @@ fn secret_file(mut top: Fields<'_>, diags: &mut Diagnostics) {
                 found.push(name);
             }
             if name == "AWS_S3_ENDPOINT" && block == "stringData" {
-                endpoint = Some((value, text));
+                server = Some((value, text));
             }
         }
     }
@@ -554,16 +575,8 @@ fn secret_file(mut top: Fields<'_>, diags: &mut Diagnostics) {
             .help("EvalHub's downloader needs all four keys, on AWS too."),
         );
     }
-    if let Some((value, text)) = endpoint {
-        if is_loopback(text) {
-            let message = format!("In a pod `{text}` is the pod itself.");
-            let help = "Write the URL of the server as the cluster sees it.";
-            diags.push(value.finding(Rule::LoopbackEndpoint, message).help(help));
-        } else if !text.is_empty() && !is_url(text) {
-            let message = format!("`{text}` is no URL of a server.");
-            let help = "Write a whole URL: https://HOST.";
-            diags.push(value.finding(Rule::BadValue, message).help(help));
-        }
+    if let Some((value, text)) = server {
+        endpoint(&value, text, diags);
     }
     top.finish(diags);
 }
