@@ -104,6 +104,8 @@ pub(super) struct Sandbox {
     base: Vec<OsString>,
     /// Arguments that show `/etc`.
     etc: Vec<OsString>,
+    /// Arguments that only a sandbox with another user needs.
+    other_user: Vec<OsString>,
     /// Canonical.
     shown: Vec<PathBuf>,
     /// Canonical.
@@ -212,16 +214,26 @@ impl Sandbox {
             program,
             base: Vec::new(),
             etc: Vec::new(),
+            other_user: Vec::new(),
             shown,
             hidden,
             path: String::new(),
         };
         sandbox.path = sandbox.search_path(own);
-        sandbox.base = sandbox.base();
+        sandbox.base = sandbox.base(&PROC.map(str::to_owned));
         for name in ETC {
             let path = format!("/etc/{name}");
             let words = ["--ro-bind-try", &path, &path];
             sandbox.etc.extend(words.map(OsString::from));
+        }
+        if rustix::process::geteuid().is_root() {
+            let covered = sandbox.covered();
+            sandbox.base = sandbox.base(&covered);
+            // What bubblewrap covers by itself depends on who it is inside.
+            for path in covered.iter().filter(|path| PROC.contains(&path.as_str())) {
+                let words = ["--ro-bind", path, path];
+                sandbox.other_user.extend(words.map(OsString::from));
+            }
         }
         sandbox.probe()?;
         Ok(sandbox)
@@ -356,6 +368,9 @@ impl Sandbox {
         let mut argv = vec![self.program.clone().into()];
         argv.extend_from_slice(&self.base);
         argv.extend_from_slice(&self.etc);
+        if user.is_some() {
+            argv.extend_from_slice(&self.other_user);
+        }
         let mut add = |words: &[&std::ffi::OsStr]| {
             argv.extend(words.iter().map(|&word| word.to_owned()));
         };
@@ -404,7 +419,8 @@ impl Sandbox {
             .then(|| "it lies in a directory of the system, which is shown read-only".to_owned())
     }
 
-    fn base(&self) -> Vec<OsString> {
+    /// Arguments for all; `covered` are the parts of `/proc` that need nothing from us.
+    fn base(&self, covered: &[String]) -> Vec<OsString> {
         let mut base: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| base.extend(words.iter().map(OsString::from));
         add(&["--die-with-parent", "--new-session", "--cap-drop", "ALL"]);
@@ -422,7 +438,10 @@ impl Sandbox {
         add(&["--proc", "/proc", "--dev", "/dev", "--dir", "/var/tmp"]);
         add(&["--tmpfs", "/tmp", "--dir", "/run", "--dir", HOME]);
         if rustix::process::geteuid().is_root() {
-            for path in PROC.into_iter().filter(|path| Path::new(path).exists()) {
+            let open = |path: &&str| {
+                Path::new(path).exists() && !covered.iter().any(|covered| covered == path)
+            };
+            for path in PROC.into_iter().filter(open) {
                 add(&["--ro-bind", path, path]);
             }
             for dir in PROC_HIDDEN
@@ -450,6 +469,32 @@ impl Sandbox {
             }
         }
         dirs.join(":")
+    }
+
+    /// Which mounts inside are read-only already: each that is made costs every case.
+    fn covered(&self) -> Vec<String> {
+        let Some(cat) = self.program("cat") else {
+            return Vec::new();
+        };
+        let told = Command::new(&self.program)
+            .args(&self.base)
+            .args(&self.etc)
+            .args(["--chdir", "/", "--"])
+            .arg(cat)
+            .arg("/proc/self/mountinfo")
+            .env_clear()
+            .stdin(Stdio::null())
+            .output();
+        let told = told.map(|told| told.stdout).unwrap_or_default();
+        // id, parent, device, root, place, options, …
+        let read_only = |line: &str| {
+            let mut fields = line.split(' ').skip(4);
+            let (place, options) = (fields.next()?, fields.next()?);
+            let read_only = options.split(',').any(|option| option == "ro");
+            read_only.then(|| place.to_owned())
+        };
+        let told = String::from_utf8_lossy(&told);
+        told.lines().filter_map(read_only).collect()
     }
 
     fn probe(&self) -> Result<(), String> {

@@ -169,7 +169,8 @@ impl Work<'_> {
         let mut ready = match Worker::of(runner).map_err(refused)? {
             Worker::Cli(command) => {
                 let mut call = self.call(index, execution, command, instruction, dir, timeout)?;
-                if self.runner.sandbox.is_some() {
+                // Each mount costs time, and few ask for this one.
+                if self.runner.sandbox.is_some() && asks_for_file(command) {
                     let file = format!("{OWN}/instruction.md");
                     call.mounts
                         .push(Mount::read(dir.join("instruction.md"), file));
@@ -440,6 +441,15 @@ impl<'a> Worker<'a> {
                 ))
             }
         }
+    }
+}
+
+/// Whether a command names the file of the instruction.
+fn asks_for_file(command: &RunnerCommand) -> bool {
+    let asks = |word: &String| word.contains("{instruction_file}");
+    match command {
+        RunnerCommand::Text(text) => asks(text),
+        RunnerCommand::List(words) => words.iter().any(asks),
     }
 }
 
