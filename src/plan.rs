@@ -114,6 +114,9 @@ pub struct Summary {
     pub dataset_digest: Option<Digest>,
     /// Bundles: the manifest's digest of the release that is in place.
     pub release: Option<Digest>,
+    /// When only some cases were chosen: the digests in hex of their workspace and evaluation
+    /// views, of which, over all cases, the dataset's identity is made.
+    pub views: Vec<(CaseId, String, String)>,
     /// The Harbor packages that are in place: case and directory.
     pub packages: Vec<(CaseId, PathBuf)>,
 }
@@ -577,6 +580,10 @@ fn finish(
         }
         if worked.reads {
             output.set_state(worked.state.as_deref(), worked.told.clone(), &made);
+        }
+        if !request.select.is_all() && summary.views.is_empty() {
+            let chosen = dataset.cases.iter().filter(|id| request.select.has(id));
+            summary.views = output.views(&chosen.cloned().collect::<Vec<_>>());
         }
         if summary.failed.is_empty() && !summary.interrupted && request.select.is_all() {
             summary.dataset_digest = summary

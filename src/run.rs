@@ -44,7 +44,7 @@ pub use self::packages::{Packages, find as find_packages};
 pub use self::results::{
     AgentRef, AgentRun, CaseResult, DatasetRef, ErrorKind, HookRun, JudgeResult, OutputFile,
     OutputSkipped, Outputs, Retried, RunResults, Status, StepResult, Summary, ThresholdResult,
-    Tokens, VerifierRun,
+    Tokens, VerifierRun, ViewDigests,
 };
 use self::resume::Start;
 use self::sandbox::{Sandbox, find_program};
@@ -64,6 +64,8 @@ pub struct PackageRef {
     pub id: CaseId,
     /// Where it lies (`dist/harbor/<name>`).
     pub dir: PathBuf,
+    /// Of a case of a dataset of which only some are run: what it adds to the dataset's identity.
+    pub views: Option<ViewDigests>,
 }
 
 /// Who works on the cases (`--agent`).
@@ -334,6 +336,10 @@ pub fn run(
     around_all(&runner, Phase::BeforeReport, &scope, &mut hooked).ok();
     if !runner.hooks.all.is_empty() && !process::end_scope(&scope) {
         warnings.push("A process that a hook started could not be ended.".to_owned());
+    }
+    let mut cases = cases;
+    for (case, package) in cases.iter_mut().zip(request.packages) {
+        case.views.clone_from(&package.views);
     }
     // It holds nothing that is not in /etc; a rest of it does no harm.
     remove_tree(&etc).ok();

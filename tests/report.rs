@@ -119,9 +119,10 @@ fn shards_of_a_run_become_one() {
     for same in ["agent", "thresholds", "summary", "schema"] {
         assert_eq!(all[same], whole[same], "{same}");
     }
-    // A shard that is built alone does not know the digest of the whole dataset.
-    let digest = |it: &Value| it["dataset"]["packages_digest"].clone();
-    assert_eq!(digest(&all), digest(&whole));
+    // A shard that is built alone does not know the digest of the whole dataset; all of them do.
+    assert!(document("runs/1/results.json")["dataset"]["digest"].is_null());
+    assert!(whole["dataset"]["digest"].is_string());
+    assert_eq!(all["dataset"], whole["dataset"]);
     assert_eq!(all["merged"], json!(["1", "2", "3"]));
     for document in ["junit.xml", "summary.md", "report.html"] {
         assert!(project.path("all").join(document).is_file());
@@ -145,6 +146,20 @@ fn shards_of_a_run_become_one() {
         .collect();
     assert_eq!(missing[0]["cases"], json!(ids), "{outcome}");
     assert_eq!(outcome.json()["summary"]["skipped"], json!(ids.len()));
+    assert!(outcome.json()["dataset"]["digest"].is_null());
+}
+
+#[test]
+fn a_run_is_no_shard_beside_itself() {
+    let project = ProjectBuilder::new().build();
+    put(
+        &project,
+        "r",
+        &results("r", &[case("a", "passed", Some(1.0))]),
+    );
+    let outcome = report(&project, &["r", "runs/r", "-o", "all"]).assert_code(2);
+    assert!(outcome.stderr.contains("is named twice"), "{outcome}");
+    assert!(!project.path("all").exists());
 }
 
 #[test]
@@ -154,13 +169,19 @@ fn contradictions_are_found_and_the_worse_result_counts() {
     let bad = case("a", "failed", Some(0.0));
     let mut stopped = case("a", "skipped", None);
     stopped["error"] = json!("interrupted");
-    for (id, case) in [("good", good), ("bad", bad), ("stopped", stopped)] {
+    let again = good.clone();
+    for (id, case) in [
+        ("good", good),
+        ("again", again),
+        ("bad", bad),
+        ("stopped", stopped),
+    ] {
         put(&project, id, &results(id, &[case]));
     }
     for (runs, found, status) in [
         (["good", "bad"], 1, "failed"),
         (["bad", "good"], 1, "failed"),
-        (["good", "good"], 0, "passed"),
+        (["good", "again"], 0, "passed"),
         (["stopped", "good"], 0, "passed"),
         (["bad", "stopped"], 0, "failed"),
     ] {
@@ -226,7 +247,11 @@ fn what_is_no_run_is_named() {
     project.write("runs/killed/run.json", "{}");
     project.write("runs/killed/a/result.json", "{}");
     let outcome = report(&project, &["killed"]).assert_code(2);
-    for told in ["was not finished", "results of 1 cases", "--resume killed"] {
+    for told in [
+        "was not finished",
+        "cases with a result: 1)",
+        "--resume killed",
+    ] {
         assert!(outcome.stderr.contains(told), "{outcome}");
     }
     project.write(

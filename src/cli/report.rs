@@ -34,6 +34,18 @@ pub(super) fn run(args: &args::Report, context: &Context) -> Outcome {
         Ok(before) => before,
         Err(error) => return unreadable(&error, diags),
     };
+    for (at, run) in runs.iter().enumerate() {
+        if runs.iter().take(at).any(|other| other.dir == run.dir) {
+            let failure = Failure::new(
+                format!(
+                    "The run '{}' is named twice.",
+                    context.machine.shown(&run.dir)
+                ),
+                "Name each shard of a run once.",
+            );
+            return refused(diags, failure);
+        }
+    }
     let own = (runs.len() == 1).then(|| runs.first()).flatten();
     let into = match (&args.dir, own) {
         (Some(dir), _) => context.machine.absolute(dir),

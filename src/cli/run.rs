@@ -21,8 +21,8 @@ use crate::path::CaseId;
 use crate::plan::Select;
 use crate::report;
 use crate::run::{
-    Agent, CaseResult, Error, ErrorKind, PackageRef, Packages, Request, RunResults, find_packages,
-    run as run_packages,
+    Agent, CaseResult, Error, ErrorKind, PackageRef, Packages, Request, RunResults, ViewDigests,
+    find_packages, run as run_packages,
 };
 use crate::target::Target::Harbor;
 
@@ -217,7 +217,24 @@ fn of_dataset(
             "Mend them, or choose the cases that are fine with --case.",
         )));
     }
-    let packages = built.packages.into_iter();
+    let mut views: BTreeMap<CaseId, ViewDigests> = BTreeMap::new();
+    // Cases that --case left out are in no list, so that nobody could tell whether all are there.
+    let shard_only = args.input.reading.globs().is_empty();
+    for (id, workspace, evaluation) in built.views.into_iter().filter(|_| shard_only) {
+        let [workspace, evaluation] = [workspace, evaluation].map(|hex| format!("sha256:{hex}"));
+        views.insert(
+            id,
+            ViewDigests {
+                workspace,
+                evaluation,
+            },
+        );
+    }
+    let packages = built.packages.into_iter().map(|(id, dir)| PackageRef {
+        views: views.remove(&id),
+        id,
+        dir,
+    });
     let dataset = loaded.dataset;
     let given = args.input.reading.jobs.map(Into::into);
     Ok(Some(Target {
@@ -225,7 +242,7 @@ fn of_dataset(
         execution: Some(dataset.execution.clone()),
         name: dataset.name.clone(),
         digest: built.dataset_digest,
-        packages: packages.map(|(id, dir)| PackageRef { id, dir }).collect(),
+        packages: packages.collect(),
         thresholds: dataset.verification.thresholds.clone(),
         project: dataset.sources.project.clone(),
         // What the dataset says about its agent counts before what the machine could do.

@@ -854,6 +854,24 @@ impl Output {
         tasks
     }
 
+    /// The digests of both views, in hex, of those cases whose outputs are known.
+    pub(super) fn views(&mut self, cases: &[CaseId]) -> Vec<(CaseId, String, String)> {
+        let record = self
+            .record
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let by_case: BTreeMap<&str, &(String, String)> = record
+            .outputs
+            .values()
+            .filter_map(|known| Some((known.case.as_str(), known.views.as_ref()?)))
+            .collect();
+        let known = cases.iter().filter_map(|id| {
+            let (workspace, evaluation) = by_case.get(id.as_str())?;
+            Some((id.clone(), workspace.clone(), evaluation.clone()))
+        });
+        known.collect()
+    }
+
     /// The dataset digest, when the outputs of all cases are known: SHA-256 over, for every case
     /// sorted by id, `id NUL workspace-hex NUL evaluation-hex LF` (bundle-format, "Digests").
     pub(super) fn dataset_digest(&mut self, dataset: &Dataset) -> Option<Digest> {

@@ -57,6 +57,8 @@ pub fn merge(runs: &[RunResults], diags: &mut Diagnostics) -> Option<Merged> {
     together.merged = runs.iter().map(|run| run.run_id.clone()).collect();
     together.run_id = name(&together.merged);
     together.other_shards = Vec::new();
+    let known = runs.iter().find_map(|run| run.dataset.digest.clone());
+    together.dataset.digest = known;
     for run in runs.iter().skip(1) {
         together.isolated &= run.isolated;
         together.hooks.extend(run.hooks.iter().cloned());

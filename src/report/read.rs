@@ -38,7 +38,7 @@ pub enum Unreadable {
     },
     /// A run that was begun, and killed before it wrote its results.
     #[error(
-        "the run {path} was not finished: it has no {NAME}, and results of {done} cases",
+        "the run {path} was not finished: it has no {NAME} (cases with a result: {done})",
         path = path.display()
     )]
     Unfinished {

@@ -88,6 +88,7 @@ pub fn find(path: &Path) -> Option<Packages> {
             Ok(case) if taken.insert(id) => found.packages.push(PackageRef {
                 id: case,
                 dir: dir.clone(),
+                views: None,
             }),
             Ok(_) => found
                 .unusable

@@ -11,6 +11,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::thresholds;
+use crate::bundle;
+use crate::digest::TreeId;
 use crate::path::CaseId;
 
 /// What came out of a run.
@@ -218,6 +220,9 @@ pub struct CaseResult {
     pub started: Option<Duration>,
     /// The digest that Harbor computes for the package.
     pub package_digest: Option<String>,
+    /// The digests of both views of a case of a shard: over all cases they make the dataset's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub views: Option<ViewDigests>,
     /// What is to be said about the verdict, in sentences.
     pub message: Option<String>,
     /// Why there is none.
@@ -251,6 +256,15 @@ pub struct CaseResult {
     /// Whether it was taken over from an earlier run (`--resume`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resumed: bool,
+}
+
+/// The identity of a case, as the dataset's digest has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewDigests {
+    /// `sha256:…` of what the agent sees.
+    pub workspace: String,
+    /// `sha256:…` of what it is judged by.
+    pub evaluation: String,
 }
 
 /// A try that ended without a verdict and was made again.
@@ -431,6 +445,9 @@ impl RunResults {
     pub fn with_cases(mut self, cases: Vec<CaseResult>) -> Self {
         self.thresholds = thresholds::again(&self.thresholds, &cases);
         self.dataset.packages_digest = super::packages_digest(&cases);
+        if self.dataset.digest.is_none() {
+            self.dataset.digest = dataset_of(&cases);
+        }
         self.interrupted = cases
             .iter()
             .any(|case| case.error == Some(ErrorKind::Interrupted));
@@ -495,6 +512,24 @@ impl RunResults {
 /// The name of the bound on judges without a verdict.
 pub(super) const MAX_ERROR_RATE: &str = "max_error_rate";
 
+/// The digest of the dataset that has exactly these cases, when all of them are known.
+fn dataset_of(cases: &[CaseResult]) -> Option<String> {
+    let known = |case: &CaseResult| -> Option<(CaseId, TreeId, TreeId)> {
+        let views = case.views.as_ref()?;
+        let (workspace, evaluation) = (views.workspace.parse(), views.evaluation.parse());
+        Some((
+            case.id.clone(),
+            TreeId(workspace.ok()?),
+            TreeId(evaluation.ok()?),
+        ))
+    };
+    let mut all: Vec<_> = cases.iter().map(known).collect::<Option<_>>()?;
+    all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    let all = all.iter();
+    (!cases.is_empty())
+        .then(|| bundle::dataset_digest(all.map(|(id, a, b)| (id, *a, *b))).to_string())
+}
+
 impl CaseResult {
     /// A case of which nothing is known yet.
     pub(crate) fn new(id: &CaseId) -> Self {
@@ -506,6 +541,7 @@ impl CaseResult {
             duration: Duration::ZERO,
             started: None,
             package_digest: None,
+            views: None,
             message: None,
             error: None,
             agent: None,

@@ -118,6 +118,7 @@ impl World {
         self.packages.push(PackageRef {
             id: CaseId::new(id).unwrap(),
             dir: self.path(&dir),
+            views: None,
         });
         self
     }
