@@ -17,13 +17,13 @@ use std::sync::Arc;
 use self::collect::{Collected, Item, Origin};
 use self::walk::Reader;
 use crate::dataset::{
-    Case, Dataset, JUDGE_FILES, KEEP_BYTES, Listed, Mode, Rest, SharedEntry, SkillSource, View,
+    Case, Dataset, JUDGE_FILES, Listed, Mode, Rest, SharedEntry, SkillSource, View,
 };
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::fs::{Kind, ResolveError, Resolved, Roots};
 use crate::path::{CaseId, TreePath, fold};
-use crate::tree::{Content, Mode as FileMode, Tree};
+use crate::tree::{Content, KnownDigests, Mode as FileMode, Tree};
 
 /// The trees of one case.
 #[derive(Debug, Clone, Default)]
@@ -62,6 +62,7 @@ pub struct Common<'a> {
     evaluation: Shared<'a>,
     guarded: Vec<Guarded>,
     case_dirs: PathBuf,
+    known: &'a dyn KnownDigests,
 }
 
 /// The files of one view that every case has.
@@ -110,12 +111,13 @@ struct Guarded {
 
 /// Everything that the entries of one dataset have in common: shared files, generated entries, the
 /// skill under test, judge files. `outputs` are directories that casepack writes to: a shared
-/// source that contains one would contain itself.
+/// source that contains one would contain itself. `known` has digests of large files.
 ///
 /// `None` when an error is among the findings.
 pub fn prepare<'a>(
     dataset: &'a Dataset,
     outputs: &[PathBuf],
+    known: &'a dyn KnownDigests,
     diags: &mut Diagnostics,
 ) -> Option<Common<'a>> {
     let before = diags.count(Severity::Error);
@@ -139,8 +141,9 @@ pub fn prepare<'a>(
         evaluation: Shared::new(roots),
         guarded,
         case_dirs: dataset_dir,
+        known,
     };
-    let mut reader = Reader::new(roots, &[], KEEP_BYTES, KEEP_SHARED_BYTES);
+    let mut reader = Reader::new(roots, known, &[], KEEP_SHARED_BYTES);
     for entry in &dataset.shared {
         shared(dataset, entry, outputs, &mut reader, &mut common, diags);
     }
@@ -426,7 +429,7 @@ pub fn case(
 ) -> Option<Views> {
     let before = diags.count(Severity::Error);
     let roots = &dataset.sources.roots;
-    let mut reader = Reader::new(roots, &case.material.read, KEEP_BYTES, KEEP_SHARED_BYTES);
+    let mut reader = Reader::new(roots, common.known, &case.material.read, KEEP_SHARED_BYTES);
     let mut workspace = Collected::new(roots);
     let mut evaluation = Collected::new(roots);
     let mut task = Collected::new(roots);

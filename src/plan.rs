@@ -9,8 +9,10 @@
 mod cases;
 mod compare;
 pub(crate) mod fingerprint;
+mod index;
 mod inventory;
 mod output;
+mod own;
 mod record;
 mod release;
 mod select;
@@ -28,6 +30,7 @@ use std::{fs, io};
 pub use self::cases::Crew;
 use self::cases::{Build, Done, Sink, Todo};
 pub use self::compare::{Changed, Comparison, FileChange, Side, diff};
+use self::index::Index;
 use self::output::{Access, Output, Placed};
 pub use self::release::LOCAL_REF;
 pub use self::select::Select;
@@ -162,7 +165,7 @@ pub fn check(
     diags: &mut Diagnostics,
 ) -> Summary {
     let mut summary = Summary::default();
-    let Some(common) = assemble::prepare(dataset, &[], diags) else {
+    let Some(common) = assemble::prepare(dataset, &[], &(), diags) else {
         return summary;
     };
     let prepared = harbor::prepare(dataset, options, diags);
@@ -223,8 +226,8 @@ pub fn build(
             ..Summary::default()
         });
     }
-    let out = output::create(request.out)?;
-    let Some(lock) = output::lock(&out, request.stop, observer)? else {
+    let out = own::create(request.out)?;
+    let Some(lock) = own::lock(&out, request.stop, observer)? else {
         return Ok(Summary {
             interrupted: true,
             ..Summary::default()
@@ -262,7 +265,7 @@ pub fn plan(
         .out
         .canonicalize()
         .unwrap_or_else(|_| request.out.to_owned());
-    let lock = output::lock_to_look(&out, request.stop, observer);
+    let lock = own::lock_to_look(&out, request.stop, observer);
     let mut plan = Plan {
         interrupted: request.stop.load(Ordering::Relaxed),
         ..Plan::default()
@@ -320,6 +323,8 @@ struct Worked {
     reads: bool,
     /// What the one workspace of a batch became.
     batch: Option<Placed>,
+    /// Where files were read: what is known of them now.
+    index: Option<Vec<u8>>,
 }
 
 /// Does what build and plan have in common. `None` when an error keeps every case from being made.
@@ -387,14 +392,21 @@ fn work(
             told: Vec::new(),
             reads: false,
             batch: None,
+            index: None,
         }));
     }
 
     // After the looks, before anything is read: what changes from now on carries a later time.
     let now_ns = match access {
-        Access::Write => output::now_ns(out)?,
+        Access::Write => own::now_ns(out)?,
         Access::Look => i128::MAX,
     };
+    let index = Index::new(
+        own::read_index(out)
+            .filter(|_| !request.doubt.inputs)
+            .as_deref(),
+        now_ns,
+    );
     let mut found = diags.fork();
     if told.is_none() {
         (request.vet)(&mut found);
@@ -403,7 +415,7 @@ fn work(
     let common = if found.has_errors() {
         None
     } else {
-        assemble::prepare(dataset, &outputs, &mut found)
+        assemble::prepare(dataset, &outputs, &index, &mut found)
     };
     if common.is_some()
         && let Some(told) = told
@@ -471,8 +483,10 @@ fn work(
         batch = place_batch(&build, &inputs, diags)?;
     }
     let settled = look.is_some_and(|look| look.settled(now_ns));
+    let sinks = build.sinks;
     Ok(Some(Worked {
-        sinks: build.sinks,
+        sinks,
+        index: Some(index.text(complete && all_cases)),
         all,
         state: state.filter(|_| settled && told.is_some()),
         told: told.unwrap_or_default(),
@@ -492,6 +506,9 @@ fn finish(
 ) -> Result<Option<Summary>, Error> {
     let dataset = request.dataset;
     let Worked { sinks, mut all, .. } = worked;
+    if let Some(text) = &worked.index {
+        own::write_index(out, text)?;
+    }
     if let Some(error) = all.iter_mut().find_map(|(_, done)| done.error.take()) {
         return Err(error);
     }

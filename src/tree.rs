@@ -58,6 +58,24 @@ pub struct Content {
     pub data: Data,
 }
 
+/// Digests of files that were read before, by their state.
+pub trait KnownDigests: Sync {
+    /// The digest of a file in this state.
+    fn get(&self, stamp: &Stamp) -> Option<Digest>;
+
+    /// Notes that of a file that was read in this state.
+    fn put(&self, stamp: &Stamp, digest: Digest);
+}
+
+/// Knows nothing.
+impl KnownDigests for () {
+    fn get(&self, _: &Stamp) -> Option<Digest> {
+        None
+    }
+
+    fn put(&self, _: &Stamp, _: Digest) {}
+}
+
 /// Where the bytes of a content are.
 #[derive(Debug, Clone)]
 pub enum Data {
@@ -97,6 +115,20 @@ impl Content {
         path: &TreePath,
         keep: u64,
     ) -> Result<(Mode, Self), ReadError> {
+        Self::from_known_file(root, path, keep, &())
+    }
+
+    /// The same, but a file too large to be kept is only read when `known` has no digest for its
+    /// state; what is read, it is told.
+    ///
+    /// # Errors
+    /// As [`Content::from_file`].
+    pub fn from_known_file(
+        root: &Arc<Root>,
+        path: &TreePath,
+        keep: u64,
+        known: &dyn KnownDigests,
+    ) -> Result<(Mode, Self), ReadError> {
         let (mut file, stamp) = root.open_file(path)?;
         let mode = Mode::of(&stamp);
         let (digest, size) = if stamp.size <= keep.max(SMALL) {
@@ -105,11 +137,14 @@ impl Content {
                 return Ok((mode, content));
             }
             (content.digest, content.size)
+        } else if let Some(digest) = known.get(&stamp) {
+            (digest, stamp.size)
         } else {
             let hashed = hash_reader(&mut file)?;
             if hashed.1 != stamp.size || Stamp::of_open(&file)?.1 != stamp {
                 return Err(ReadError::Changed);
             }
+            known.put(&stamp, hashed.0);
             hashed
         };
         let data = Data::File {

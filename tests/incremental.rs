@@ -737,6 +737,16 @@ fn a_damaged_release_is_made_again() {
     let outcome = project.casepack(again).assert_code(0);
     assert_eq!(outcome.findings("record-damaged").len(), 1);
     assert_eq!(project.tree("dist/bundle"), whole);
+    // What another ref needs stays, unless it is damaged as well.
+    let other = "b".repeat(64);
+    project.write(&format!("dist/bundle/blobs/sha256/{other}"), "damaged\n");
+    let fine = casepack::digest::Digest::of(b"fine\n").hex();
+    project.write(&format!("dist/bundle/blobs/sha256/{fine}"), "fine\n");
+    project.casepack(again).assert_code(0);
+    let blobs = project.path("dist/bundle/blobs/sha256");
+    assert!(blobs.join(&fine).exists() && !blobs.join(other).exists());
+    fs::remove_file(blobs.join(fine)).unwrap();
+    assert_eq!(project.tree("dist/bundle"), whole);
     project.casepack(["verify"]).assert_code(0);
     project
         .casepack(["build", "--target", "harbor"])
@@ -749,6 +759,128 @@ fn a_damaged_release_is_made_again() {
     project.write("cases/case-1/notes.md", "another note\n");
     let plan = json(&project, &["plan", "--target", "bundle"], 0);
     assert_eq!(plan["outputs"][1]["inputs"][0]["file"], "notes.md");
+}
+
+/// The index is believed, as is shown by one that is wrong; until it is damaged, or not wanted.
+#[test]
+fn large_files_that_did_not_change_are_not_read_again() {
+    let config = CONFIG.replace("- notes.md", "- notes.md\n      - big.bin");
+    let project = ProjectBuilder::new()
+        .eval_yaml(&config)
+        .file("shared/guide.md", vec![b'g'; 300_000])
+        .case("a", |case| {
+            case.input("prompt: x\n")
+                .file("notes.md", "one\n")
+                .file("big.bin", vec![7; 400_000])
+        })
+        .build();
+    std::thread::sleep(Duration::from_millis(60));
+    let listed = |name: &str| {
+        let start: Value =
+            serde_json::from_str(&project.read("dist/harbor/a/tests/start.json")).unwrap();
+        let files = start["files"].as_array().unwrap().iter();
+        let mut digests = files.filter(|it| it[0] == name).map(|it| it[2].clone());
+        digests.next().unwrap().as_str().unwrap().to_owned()
+    };
+    project.casepack(["build"]).assert_code(0);
+    let (big, guide) = (listed("big.bin"), listed("guide.md"));
+    let index = project.path("dist/.casepack/inputs.index");
+    let text = fs::read_to_string(&index).unwrap();
+    assert_eq!(text.lines().count(), 3, "{text}");
+    let other = "0".repeat(64);
+    let (_, body) = text.split_once('\n').unwrap();
+    let body = body.replace(&big, &other).replace(&guide, &other);
+    let sum = casepack::digest::Digest::of(body.as_bytes()).hex();
+    fs::write(&index, format!("casepack.inputs.v1 {sum}\n{body}")).unwrap();
+
+    project.write("cases/a/notes.md", "two\n");
+    project.casepack(["build"]).assert_code(0);
+    assert_eq!(
+        (listed("big.bin"), listed("guide.md")),
+        (other.clone(), other)
+    );
+
+    let whole = fs::read_to_string(&index).unwrap();
+    fs::write(&index, whole.replace('[', "[ ")).unwrap();
+    project.write("cases/a/notes.md", "three\n");
+    project.casepack(["build"]).assert_code(0);
+    assert_eq!(
+        (listed("big.bin"), listed("guide.md")),
+        (big.clone(), guide.clone())
+    );
+    fs::write(&index, whole).unwrap();
+    project.write("cases/a/notes.md", "four\n");
+    project.casepack(["build", "--no-index"]).assert_code(0);
+    assert_eq!((listed("big.bin"), listed("guide.md")), (big, guide));
+    json(&project, &["verify"], 0);
+}
+
+#[test]
+fn what_stands_in_the_place_of_state_is_moved_away() {
+    let project = project(2);
+    project.casepack(["build"]).assert_code(0);
+    let whole = project.tree("dist/harbor");
+    for name in ["harbor.record", "harbor.journal", "harbor.files"] {
+        fs::remove_file(project.path(format!("dist/.casepack/{name}"))).ok();
+        project.write(&format!("dist/.casepack/{name}/mine.txt"), "mine\n");
+    }
+    let outcome = project
+        .casepack(["build", "--output", "json"])
+        .assert_code(0);
+    assert_eq!(outcome.findings("record-damaged").len(), 3, "{outcome}");
+    assert_eq!(project.tree("dist/harbor"), whole);
+    let kept = project.read("dist/.casepack/harbor.record.aside-1/mine.txt");
+    assert_eq!(kept, "mine\n");
+    let again = json(&project, &["build"], 0);
+    assert_eq!(again["diagnostics"], json!([]), "{again:#}");
+}
+
+#[test]
+fn files_beside_the_cases_are_verified_too() {
+    let project = project(1);
+    project
+        .casepack(["build", "--target", "evalhub"])
+        .assert_code(0);
+    json(&project, &["verify"], 0);
+    project.write("dist/evalhub/eval.yaml", "name: other\n");
+    let found = json(&project, &["verify"], 1);
+    let one = &found["differences"][0];
+    assert_eq!(
+        (&one["output"], &one["change"]),
+        (&json!("eval.yaml"), &json!("content"))
+    );
+    fs::remove_file(project.path("dist/evalhub/eval.yaml")).unwrap();
+    let found = json(&project, &["verify"], 1);
+    assert_eq!(found["differences"][0]["change"], "removed");
+}
+
+#[test]
+fn an_output_in_a_shared_source_is_not_shared() {
+    let project = ProjectBuilder::new()
+        .eval_yaml(&CONFIG.replace(
+            "{dest: guide.md, source: shared/guide.md}",
+            "{dest: docs, source: shared}",
+        ))
+        .file("shared/guide.md", "the guide\n")
+        .case("a", |case| {
+            case.input("prompt: x\n").file("notes.md", "one\n")
+        })
+        .build();
+    // Into the shared directory itself it is refused to share; what was built there before stays.
+    fs::create_dir_all(project.path("elsewhere")).unwrap();
+    project
+        .casepack(["build", "-o", "elsewhere/dist"])
+        .assert_code(0);
+    fs::rename(project.path("elsewhere/dist"), project.path("shared/dist")).unwrap();
+    let outcome = project
+        .casepack(["build", "--output", "json"])
+        .assert_code(0);
+    assert_eq!(outcome.findings("unpackaged-file").len(), 1, "{outcome}");
+    let tree = project.tree("dist/harbor/a/environment");
+    assert!(
+        tree.contains("docs/guide.md") && !tree.contains("docs/dist"),
+        "{tree}"
+    );
 }
 
 /// What other machines made of the examples, against what this one makes.

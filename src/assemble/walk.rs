@@ -4,19 +4,18 @@ use std::sync::Arc;
 
 use super::collect::{Collected, Item, Origin};
 use super::{absolute, clean};
-use crate::dataset::{Case, ReadFile};
+use crate::dataset::{Case, KEEP_BYTES, OUTPUT_MARK, ReadFile};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::fs::{Found, FsError, Kind, Listing, ReadError, ResolveError, Resolved, Roots, Walk};
 use crate::path::TreePath;
-use crate::tree::{Content, Data};
+use crate::tree::{Content, Data, KnownDigests};
 
 /// Reads files, keeping small ones in memory up to a budget.
 pub(super) struct Reader<'a> {
     roots: &'a Roots,
     /// What was read already.
     read: &'a [ReadFile],
-    /// Largest file that is kept in memory.
-    keep: u64,
+    known: &'a dyn KnownDigests,
     /// Bytes that may still be kept.
     budget: u64,
 }
@@ -52,11 +51,17 @@ impl Rules<'_> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(roots: &'a Roots, read: &'a [ReadFile], keep: u64, budget: u64) -> Self {
+    /// `budget`: bytes that may be kept.
+    pub(super) fn new(
+        roots: &'a Roots,
+        known: &'a dyn KnownDigests,
+        read: &'a [ReadFile],
+        budget: u64,
+    ) -> Self {
         Self {
             roots,
             read,
-            keep,
+            known,
             budget,
         }
     }
@@ -217,6 +222,14 @@ impl<'a> Reader<'a> {
                 |entry| format!("{}/{below}", entry.trim_end_matches('/')),
             ))
         };
+        let is_output = |dir: &TreePath| {
+            let mark = dir.child(OUTPUT_MARK);
+            mark.is_ok_and(|mark| match listing {
+                Some(listing) => below(&mark)
+                    .is_some_and(|mark| matches!(listing.get(&mark), Ok(Some((_, Kind::Dir))))),
+                None => matches!(handle.stat(&mark), Ok(Some((Kind::Dir, _)))),
+            })
+        };
         let mut visit = |found: Found<'_>| {
             match found {
                 Found::Unusable {
@@ -267,6 +280,15 @@ impl<'a> Reader<'a> {
                         return Walk::Skip;
                     }
                     match thing.kind {
+                        Kind::Dir if rules.litter && is_output(&thing.path) => said.push(about(
+                            Rule::UnpackagedFile,
+                            &below,
+                            format!(
+                                "'{below}' of {} stays behind: casepack built into it.",
+                                origin.label
+                            ),
+                            "Nothing has to be done; outputs are better kept elsewhere.",
+                        )),
                         Kind::Dir => return Walk::Enter,
                         Kind::File => files.push((root, thing.path, below)),
                         Kind::Link if rules.links => links.push((thing.path, below)),
@@ -394,9 +416,11 @@ impl<'a> Reader<'a> {
             .read
             .iter()
             .find(|it| it.root == root && it.path == *path);
-        let read = match known {
-            Some(known) => Ok((known.mode, known.content.clone())),
-            None => Content::from_file(handle, path, self.keep.min(self.budget)),
+        let read = if let Some(known) = known {
+            Ok((known.mode, known.content.clone()))
+        } else {
+            let keep = KEEP_BYTES.min(self.budget);
+            Content::from_known_file(handle, path, keep, self.known)
         };
         match read {
             Ok((mode, content)) => {

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::cases::{self, Build, Crew, Sink, Take, Todo};
 use super::inventory::Listing;
-use super::output::{self, Access, Output};
+use super::output::{Access, Output};
+use super::own;
 use super::settings::Settings;
 use super::verify::{Change, compare, listing};
 use super::{Doubt, Error, Request, Select};
@@ -146,8 +147,8 @@ impl<'a> Opened<'a> {
     ) -> Result<Option<Self>, Error> {
         match side {
             Side::Built(out, select) => {
-                let _lock = output::lock_to_look(out, crew.stop, crew.observer);
-                if !output::is_recorded(out, target.name()) {
+                let _lock = own::lock_to_look(out, crew.stop, crew.observer);
+                if !own::is_recorded(out, target.name()) {
                     return Ok(None);
                 }
                 let output =
@@ -240,7 +241,7 @@ fn make(
     diags: &mut Diagnostics,
 ) -> bool {
     let dataset = request.dataset;
-    let Some(common) = assemble::prepare(dataset, &[], diags) else {
+    let Some(common) = assemble::prepare(dataset, &[], &(), diags) else {
         return false;
     };
     let prepared = harbor::prepare(dataset, request.harbor, diags);

@@ -4,26 +4,22 @@
 //! (so that a killed build knows its own work again), the lock, and staging directories.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::OFlags;
-
-use super::fingerprint::{self, Aids, GRANULARITY, look, look_of};
+use super::fingerprint::{Aids, GRANULARITY, look, look_of};
 use super::inventory::{Inventory, Made, Making, Writer};
+use super::own::{STATE, failed, own_file, put_aside, real_dir, refused, state_file};
 use super::record::{Known, Record};
 use super::settings::Settings;
 use super::{Doubt, Error};
 use crate::bundle::CaseDigests;
-use crate::dataset::{Dataset, OUTPUT_MARK};
+use crate::dataset::Dataset;
 use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::{Digest, Hasher, TreeId};
-use crate::event::{Event, Observer};
-use crate::fs::{FsError, Kind, ReadError, Root, StagedDir, Stamp, sweep_stale, write_atomic};
+use crate::fs::{Kind, ReadError, Root, StagedDir, Stamp, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::target::Target;
 use crate::tree::{
@@ -34,8 +30,6 @@ use crate::tree::{
 const KEEP_BYTES: u64 = 64 * 1024;
 /// What was written down about outputs may be twice as long as it has to be, and so much more.
 const STALE_BYTES: u64 = 1 << 20;
-/// Where state lies in an output directory.
-const STATE: &str = OUTPUT_MARK;
 /// What became of one tree, or, where nothing is written, would become of it.
 #[derive(Debug)]
 pub(super) enum Placed {
@@ -118,161 +112,6 @@ pub(super) struct Output {
     workshop: Mutex<Option<StagedDir>>,
 }
 
-fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error {
-        doing,
-        path: path.to_owned(),
-        source,
-    }
-}
-
-fn refused(doing: &'static str) -> impl FnOnce(FsError) -> Error {
-    move |error| Error {
-        doing,
-        path: error.path,
-        source: error.source,
-    }
-}
-
-/// Makes the output directory and its state directory; its canonical path.
-pub(super) fn create(out: &Path) -> Result<PathBuf, Error> {
-    if let Some(parent) = out.parent() {
-        fs::create_dir_all(parent).map_err(|error| {
-            let why = match error.kind() {
-                ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
-                    io::Error::other("a file stands where a directory is needed")
-                }
-                _ => error,
-            };
-            failed("can not create", parent)(why)
-        })?;
-    }
-    real_dir(out)?;
-    real_dir(&out.join(STATE))?;
-    out.canonicalize().map_err(failed("can not open", out))
-}
-
-/// Makes a directory, unless it is there. A link in its place is refused: an output directory that
-/// came with a hostile dataset must not lead anywhere else.
-fn real_dir(path: &Path) -> Result<(), Error> {
-    match fs::create_dir(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        made => return made.map_err(failed("can not create", path)),
-    }
-    let there = path
-        .symlink_metadata()
-        .map_err(failed("can not look at", path))?;
-    if there.is_dir() {
-        return Ok(());
-    }
-    let why = io::Error::other(
-        "it is a link or a file, and must be a directory: remove it, or name another one",
-    );
-    Err(failed("can not use", path)(why))
-}
-
-/// Flags of every open in the output directory: no link is followed, and a fifo in the place of a
-/// file makes nobody wait.
-fn no_surprise() -> i32 {
-    (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed()
-}
-
-/// The content of a file that casepack wrote; `InvalidData` when anything but a file is there.
-fn own_file(path: &Path) -> io::Result<Vec<u8>> {
-    if !path.symlink_metadata()?.is_file() {
-        return Err(ErrorKind::InvalidData.into());
-    }
-    let mut bytes = Vec::new();
-    OpenOptions::new()
-        .read(true)
-        .custom_flags(no_surprise())
-        .open(path)?
-        .read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Opens a file of the state directory, never through a link.
-fn state_file(path: &Path, options: &mut OpenOptions) -> Result<File, Error> {
-    options
-        .custom_flags(no_surprise())
-        .open(path)
-        .map_err(failed("can not open", path))
-}
-
-/// Takes the lock of the output directory; waits for another build that has it, and tells. Released
-/// when the file is dropped, and by the system when the process dies.
-pub(super) fn lock(
-    out: &Path,
-    stop: &AtomicBool,
-    observer: &dyn Observer,
-) -> Result<Option<File>, Error> {
-    let path = out.join(STATE).join("lock");
-    let mut options = OpenOptions::new();
-    let mut file = state_file(
-        &path,
-        options.read(true).write(true).create(true).truncate(false),
-    )?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            observer.on(Event::Waiting { pid: holder(&path) });
-            if !wait_for(stop, || file.try_lock()).map_err(failed("can not lock", &path))? {
-                return Ok(None);
-            }
-        }
-        Err(TryLockError::Error(error)) => return Err(failed("can not lock", &path)(error)),
-    }
-    // For those who wait.
-    file.set_len(0).ok();
-    writeln!(file, "{}", std::process::id()).ok();
-    Ok(Some(file))
-}
-
-/// Tries until there is a lock; `false` when it was stopped from outside before.
-fn wait_for(
-    stop: &AtomicBool,
-    mut lock: impl FnMut() -> Result<(), TryLockError>,
-) -> io::Result<bool> {
-    loop {
-        match lock() {
-            Ok(()) => return Ok(true),
-            Err(TryLockError::Error(error)) => return Err(error),
-            Err(TryLockError::WouldBlock) if stop.load(Ordering::Relaxed) => return Ok(false),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(GRANULARITY),
-        }
-    }
-}
-
-/// Whether outputs of a target are recorded in an output directory.
-pub(super) fn is_recorded(out: &Path, target: &str) -> bool {
-    let record = out.join(STATE).join(format!("{target}.record"));
-    record.symlink_metadata().is_ok_and(|there| there.is_file())
-}
-
-/// Waits until no build is at work in the output directory, which may not be there, and keeps
-/// others from beginning until it is dropped.
-pub(super) fn lock_to_look(out: &Path, stop: &AtomicBool, observer: &dyn Observer) -> Option<File> {
-    let path = out.join(STATE).join("lock");
-    let file = state_file(&path, OpenOptions::new().read(true)).ok()?;
-    if let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
-        observer.on(Event::Waiting { pid: holder(&path) });
-        wait_for(stop, || file.try_lock_shared()).ok()?;
-    }
-    Some(file)
-}
-
-/// The process that holds the lock, when it says so.
-fn holder(path: &Path) -> Option<u32> {
-    let text = own_file(path).ok()?;
-    String::from_utf8_lossy(&text).trim().parse().ok()
-}
-
-/// The file system's time in the output directory.
-pub(super) fn now_ns(out: &Path) -> Result<i128, Error> {
-    let state = out.join(STATE);
-    fingerprint::now_ns(&state).map_err(failed("can not write in", &state))
-}
-
 impl Output {
     /// Opens `out/<target>`; a damaged or foreign record is told and not trusted.
     pub(super) fn open(
@@ -289,6 +128,24 @@ impl Output {
             let staging = state.join("tmp");
             real_dir(&staging)?;
             sweep_stale(&staging).map_err(refused("can not remove what a killed build left in"))?;
+        }
+        if access == Access::Write {
+            for kind in ["record", "journal", "files"] {
+                let path = state.join(format!("{target}.{kind}"));
+                if let Some(aside) = put_aside(&path)? {
+                    diags.push(
+                        Diagnostic::new(
+                            Rule::RecordDamaged,
+                            format!(
+                                "{} is no file; it is {} now.",
+                                path.display(),
+                                aside.display()
+                            ),
+                        )
+                        .help("Remove it if it is not needed; nothing of casepack's is in it."),
+                    );
+                }
+            }
         }
         let path = state.join(format!("{target}.record"));
         let read = match own_file(&path) {
@@ -484,6 +341,12 @@ impl Output {
     /// A file beside the outputs.
     pub(super) fn file(&self, name: &str) -> io::Result<Vec<u8>> {
         own_file(&self.dir.join(name))
+    }
+
+    /// The files that were written beside the outputs, with their digests.
+    pub(super) fn beside(&self) -> BTreeMap<String, String> {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.beside.clone()
     }
 
     /// What lies beside the outputs and is none of casepack's, sorted.
@@ -895,6 +758,10 @@ impl Output {
     /// Writes a file beside the outputs.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let path = self.dir.join(name);
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let digest = Digest::of(bytes).to_string();
+        record.beside.insert(name.to_owned(), digest);
+        drop(record);
         if own_file(&path).is_ok_and(|there| there == bytes) {
             return Ok(());
         }

@@ -58,6 +58,9 @@ pub(super) struct Record {
     /// Bundles: the manifest's digest of the release that the outputs are in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) release: Option<String>,
+    /// Digests of the files beside the outputs, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) beside: BTreeMap<String, String>,
     /// By place.
     pub(super) outputs: BTreeMap<String, Known>,
 }

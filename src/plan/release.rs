@@ -26,8 +26,8 @@ fn local_ref() -> Result<RefName, Error> {
     })
 }
 
-/// Forgets what is recorded of a release that is not there, or not whole; with `read`, its blobs are
-/// read and hashed.
+/// Forgets what is recorded of a release that is not there, or not whole; with `read`, all blobs are
+/// read and hashed, and those that are damaged removed.
 pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) {
     let Some(recorded) = output.release() else {
         return;
@@ -38,15 +38,8 @@ pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) 
     let listed = [bundle::OCI_LAYOUT, bundle::INDEX_JSON]
         .iter()
         .all(|name| output.file(name).is_ok());
-    let whole = |release: &bundle::Release| {
-        let is = |digest: Digest| {
-            let path = output.path().join(bundle::blob_key(digest));
-            let file = File::open(path).and_then(|mut file| hash_reader(&mut file));
-            file.is_ok_and(|(found, _)| found == digest)
-        };
-        !read || release.blobs().into_iter().all(|blob| is(blob.digest))
-    };
-    if listed && there.is_some_and(|it| it.digest.to_string() == recorded && whole(&it)) {
+    let whole = !read || remove_damaged(&output.path().join(bundle::BLOBS)) == 0;
+    if whole && listed && there.is_some_and(|it| it.digest.to_string() == recorded) {
         return;
     }
     diags.push(
@@ -59,11 +52,22 @@ pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) 
         )
         .help("Nothing has to be done: every case is packed again."),
     );
-    if read {
-        // Packs are made again, not taken over.
-        fs::remove_dir_all(output.path().join("blobs")).ok();
-    }
     output.forget();
+}
+
+/// Removes the blobs that are not what their names say, so that they are made again and not taken
+/// over; how many.
+fn remove_damaged(blobs: &Path) -> usize {
+    let entries = fs::read_dir(blobs).into_iter().flatten().flatten();
+    let damaged = entries.filter(|entry| {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        let content = || File::open(entry.path()).and_then(|mut file| hash_reader(&mut file));
+        let same = |digest: Digest| entry.file_name().to_str() == Some(&digest.hex());
+        !is_file || !content().is_ok_and(|(digest, _)| same(digest))
+    });
+    damaged
+        .filter(|entry| fs::remove_file(entry.path()).is_ok())
+        .count()
 }
 
 /// Takes the cases of the next release.

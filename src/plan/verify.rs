@@ -1,12 +1,13 @@
 //! Outputs against what was recorded of them: read and hashed, file by file.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use super::cases::Crew;
 use super::inventory::Listing;
 use super::output::{Access, Output};
-use super::{Doubt, Error, output};
+use super::{Doubt, Error, own};
 use crate::diag::Diagnostics;
 use crate::digest::Digest;
 use crate::event::{Event, Stage};
@@ -89,11 +90,11 @@ pub fn verify(
     crew: &Crew<'_>,
     diags: &mut Diagnostics,
 ) -> Result<Option<Verified>, Error> {
-    let _lock = output::lock_to_look(out, crew.stop, crew.observer);
+    let _lock = own::lock_to_look(out, crew.stop, crew.observer);
     let mut verified = Verified::default();
     for &target in Target::ALL {
         // A bundle is a store, and verified as one.
-        if target == Target::Bundle || !output::is_recorded(out, target.name()) {
+        if target == Target::Bundle || !own::is_recorded(out, target.name()) {
             continue;
         }
         let output = Output::open(out, target.name(), Access::Look, Doubt::default(), diags)?;
@@ -137,6 +138,29 @@ fn of_target(target: Target, output: &Output, crew: &Crew<'_>, verified: &mut Ve
     }
     if target == Target::Harbor && !verified.interrupted {
         of_list(output, &listed, &mut verified.differences);
+    }
+    for (name, recorded) in output.beside() {
+        // What differs in that one was told line by line.
+        if target == Target::Harbor && name == "dataset.toml" {
+            continue;
+        }
+        let (change, found) = match output.file(&name) {
+            Ok(bytes) => (Change::Content, Digest::of(&bytes).to_string()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                (Change::Removed, error.to_string())
+            }
+            Err(error) => (Change::Unusable, error.to_string()),
+        };
+        if found != recorded {
+            verified.differences.push(Difference {
+                target,
+                place: name,
+                path: None,
+                change,
+                recorded: Some(recorded),
+                found: Some(found),
+            });
+        }
     }
     for name in output.foreign() {
         verified.differences.push(Difference {

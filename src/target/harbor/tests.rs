@@ -85,7 +85,7 @@ impl World {
             plugin_dirs: &[],
         };
         let dataset = dataset::load(&request, diags)?;
-        let common = crate::assemble::prepare(&dataset, &[], diags)?;
+        let common = crate::assemble::prepare(&dataset, &[], &(), diags)?;
         let shared = prepare(&dataset, options, diags)?;
         let mut packages = Vec::new();
         for id in &dataset.cases {
