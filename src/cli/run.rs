@@ -314,7 +314,8 @@ fn execute(
         },
         model: running.model.as_deref(),
         sandbox: running.sandbox,
-        keeper: cfg!(target_os = "linux"),
+        // Where there is no /proc, as on other systems, this program can not call itself.
+        keeper: Path::new("/proc/self/exe").exists(),
         keep: running.keep_workspaces,
         jobs: target.jobs.max(1),
         attempts: running.attempts,
