@@ -216,9 +216,9 @@ fn two_nodes_die() {
     assert_eq!(get(&patient, "before").bytes, b"1");
 }
 
-/// A release of some packs, 20 MB: long enough to be in the middle of it.
+/// A release of some packs, 80 MB: long enough to be in the middle of it.
 fn release() -> Local {
-    let mut cases = many(60);
+    let mut cases = many(240);
     for (at, case) in cases.values_mut().enumerate() {
         let file = case
             .clone()

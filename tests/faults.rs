@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use casepack::bundle::{Compression, RefName, Release};
-use casepack::digest::Digest;
 use casepack::event::Observer;
 use casepack::path::{CaseId, TreePath};
 use casepack::publish::{
@@ -114,9 +113,15 @@ impl Local {
 
 /// Bytes that don't compress.
 pub(crate) fn noise(seed: u64, size: usize) -> Vec<u8> {
-    let blocks = (0..)
-        .flat_map(|at: u64| *Digest::of(&[seed, at].map(u64::to_le_bytes).concat()).as_bytes());
-    blocks.take(size).collect()
+    let mut state = seed + 1;
+    let words = std::iter::repeat_with(|| {
+        // xorshift64*
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_be_bytes()
+    });
+    words.flatten().take(size).collect()
 }
 
 /// A few cases with a content for each way of packing: shared, own, and in frames of its own.

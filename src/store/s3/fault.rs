@@ -13,7 +13,7 @@ use crate::store::{Answer, Reason};
 pub(super) struct Fault {
     pub(super) reason: Reason,
     pub(super) again: Again,
-    /// Whether it was a server that said so.
+    /// Whether somebody was there: who said so, or took the request and kept silent.
     pub(super) answered: bool,
 }
 
@@ -61,12 +61,13 @@ impl Fault {
         }
     }
 
-    /// Nothing for `silence`.
+    /// Nothing for `silence`. Where nobody takes connections that is told sooner; so this is a server
+    /// that waits for another one, perhaps, and will answer some day.
     pub(super) fn silent(silence: Duration) -> Self {
         Self {
             reason: Reason::Timeout(silence),
             again: Again::Later,
-            answered: false,
+            answered: true,
         }
     }
 

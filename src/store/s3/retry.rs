@@ -105,20 +105,26 @@ mod tests {
         let runtime = runtime.unwrap();
         let tries = Tries::new(Duration::from_hours(1));
         let counters = Counters::default();
-        let silent = async || Err::<(), _>(Fault::silent(Duration::from_secs(1)));
-        runtime.block_on(tries.run(&counters, silent)).unwrap_err();
+        let nobody = async || {
+            let fault = Fault::new(Reason::Broken(String::new()), Again::Later);
+            Err::<(), _>(Fault {
+                answered: false,
+                ..fault
+            })
+        };
+        runtime.block_on(tries.run(&counters, nobody)).unwrap_err();
         assert_eq!(
             (counters.traffic().requests, counters.traffic().retries),
             (3, 2)
         );
-        // Once it was there, an outage is waited for.
+        // A server that is there and silent may wait for another one, and is waited for.
         let mut left = 5;
         let outage = async || {
             left -= 1;
             match left {
                 0 => Ok(()),
-                4 => Err(Fault::new(Reason::Broken(String::new()), Again::Later)),
-                _ => Err(Fault::silent(Duration::from_secs(1))),
+                4 => Err(Fault::silent(Duration::from_secs(1))),
+                _ => Err(Fault::new(Reason::Broken(String::new()), Again::Later)),
             }
         };
         runtime.block_on(tries.run(&counters, outage)).unwrap();
