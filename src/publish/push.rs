@@ -107,7 +107,7 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
             "Run it again: what was uploaded is there.",
         ));
     }
-    done.unconditional = !conditions(store)?;
+    done.unconditional = !conditions(store, before.is_some())?;
     move_ref(push, before.map(|(etag, ..)| etag).as_ref(), &mut done)?;
     if !risky.is_empty() {
         // Now that the ref names them, what is sent again stays.
@@ -221,9 +221,13 @@ fn upload(
     Ok(())
 }
 
-/// Whether the store honours conditions.
-fn conditions(store: &dyn Store) -> Result<bool, PublishError> {
+/// Whether the store honours conditions. `known`: somebody has published there, so that what is asked
+/// with is there.
+fn conditions(store: &dyn Store, known: bool) -> Result<bool, PublishError> {
     let path = key(OCI_LAYOUT)?;
+    if known && store.probe_conditions(&path, OCI_LAYOUT_BYTES)? == Conditions::Honoured {
+        return Ok(true);
+    }
     match store.put_if(&path, OCI_LAYOUT_BYTES, Expected::Absent) {
         // It was not there; now it is, and can be asked with.
         Ok(Swap::Done(_)) => {
