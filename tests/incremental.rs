@@ -674,6 +674,43 @@ fn what_looks_at_a_dataset_is_part_of_its_state() {
     assert_eq!(seeing.findings("check-syntax").len(), 1, "{seeing}");
 }
 
+/// Scripts of version managers take long, and are asked only about what the program behind them
+/// finds fault with.
+#[test]
+fn a_python_that_is_a_script_has_the_last_word() {
+    let Some(real) = std::env::split_paths("/usr/bin:/usr/local/bin")
+        .map(|dir| dir.join("python3"))
+        .find(|program| program.is_file())
+    else {
+        println!("skipped: no python3 in /usr/bin or /usr/local/bin");
+        return;
+    };
+    let project = project(1);
+    let script = "#!/bin/sh\ntouch \"$(dirname \"$0\")/asked\"\ncat >/dev/null\n\
+                  echo '{\"wrong\": [], \"imports\": []}'\n";
+    project.write("shims/python3", script);
+    let shim = project.path("shims/python3");
+    fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!(
+        "{}:{}:/bin",
+        project.path("shims").display(),
+        real.parent().unwrap().display()
+    );
+    let build = || {
+        project
+            .invoke(["build", "--output", "json"])
+            .env("PATH", &path)
+            .run()
+    };
+    build().assert_code(0);
+    assert!(!project.path("shims/asked").exists());
+    project.write("eval.yaml", CONFIG.replace("return True", "return (True"));
+    // This one takes everything for Python.
+    let outcome = build().assert_code(0);
+    assert!(outcome.findings("check-syntax").is_empty());
+    assert!(project.path("shims/asked").exists());
+}
+
 #[test]
 fn outputs_do_not_go_where_cases_are() {
     let project = project(2);

@@ -2,7 +2,9 @@
 //! run: only `run` executes anything that a dataset brings.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
@@ -153,8 +155,35 @@ fn missing_modules<'a>(
     }
 }
 
+/// What `python3` says. Where that is a script of a version manager, which takes longer than a whole
+/// small build, the first real one behind it is asked before; only what that one finds fault with is
+/// shown to the one that the user means.
 fn ask(question: &str) -> io::Result<Answer> {
-    let mut child = Command::new("python3")
+    if let Some(Ok(answer)) = behind_scripts().map(|python| ask_one(&python, question))
+        && answer.wrong.is_empty()
+        && answer.imports.iter().all(|(_, modules)| modules.is_empty())
+    {
+        return Ok(answer);
+    }
+    ask_one(Path::new("python3"), question)
+}
+
+/// The first `python3` on the path that is no script, when another one that is comes before it.
+fn behind_scripts() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let programs = std::env::split_paths(&path).map(|dir| dir.join("python3"));
+    let is_script = |program: &PathBuf| {
+        let mut start = [0; 2];
+        let read = File::open(program).and_then(|mut file| file.read_exact(&mut start));
+        read.is_ok() && start == *b"#!"
+    };
+    let mut programs = programs.filter(|program| program.is_absolute() && program.is_file());
+    let first = programs.next().filter(is_script)?;
+    programs.find(|program| *program != first && !is_script(program))
+}
+
+fn ask_one(python: &Path, question: &str) -> io::Result<Answer> {
+    let mut child = Command::new(python)
         .args(["-I", "-c", SCRIPT])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
