@@ -307,6 +307,9 @@ pub fn plan(
                     .push(Step::bare(&case, sink.target, &place, action));
             }
         }
+        if sink.target != Target::Bundle {
+            output.tell_foreign(output.foreign(), diags);
+        }
     }
     Ok(plan)
 }

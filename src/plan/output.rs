@@ -827,7 +827,13 @@ impl Output {
             }
         }
         let foreign = foreign(record, &self.dir).map_err(failed("can not list", &self.dir))?;
-        for name in foreign {
+        self.tell_foreign(foreign, diags);
+        Ok(removed)
+    }
+
+    /// Tells of what lies beside the outputs and is none of casepack's.
+    pub(super) fn tell_foreign(&self, names: Vec<String>, diags: &mut Diagnostics) {
+        for name in names {
             diags.push(
                 Diagnostic::new(
                     Rule::OutputLeftBehind,
@@ -839,7 +845,6 @@ impl Output {
                 .help("Remove it if it is not needed; Harbor would run a package that lies there."),
             );
         }
-        Ok(removed)
     }
 
     /// Writes the record; the journal has done its work.
