@@ -229,7 +229,7 @@ pub fn run(
     observer: &dyn Observer,
     diags: &mut Diagnostics,
 ) -> Result<RunResults, Error> {
-    check_id(request.run_id)?;
+    check_place(request.runs_dir, request.run_id, request.resume)?;
     let agent = match request.harbor {
         Some(args) => check_harbor(request, args, diags)?,
         None => check_agent(request, diags)?,
@@ -252,9 +252,6 @@ pub fn run(
     let runs_dir = request.runs_dir.canonicalize();
     let runs_dir = runs_dir.map_err(io("opening the directory of runs", request.runs_dir))?;
     let dir = runs_dir.join(request.run_id);
-    if !request.resume && dir.symlink_metadata().is_ok() {
-        return Err(Error::Exists { path: dir });
-    }
     if let Some(args) = request.harbor {
         return by_harbor(request, args, &agent, dir, observer);
     }
@@ -736,6 +733,25 @@ fn attempt(runner: &Runner<'_>, package: &PackageRef, attempt: u32) -> CaseResul
             }
         }
     }
+}
+
+/// Whether a run of that name can be begun, or taken up again: what can be told before anything is
+/// built. Nothing is written.
+///
+/// # Errors
+/// A name that is none, a run that is there already, or one to take up again that is not.
+pub fn check_place(runs_dir: &Path, run_id: &str, resume: bool) -> Result<(), Error> {
+    check_id(run_id)?;
+    let path = runs_dir.join(run_id);
+    let there = path.symlink_metadata().is_ok();
+    let reason = match (resume, there) {
+        (false, false) => return Ok(()),
+        (false, true) => return Err(Error::Exists { path }),
+        (true, true) if path.join(resume::NAME).is_file() => return Ok(()),
+        (true, true) => "it has no run.json".to_owned(),
+        (true, false) => "it does not exist".to_owned(),
+    };
+    Err(Error::Resume { path, reason })
 }
 
 fn check_id(id: &str) -> Result<(), Error> {

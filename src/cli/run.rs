@@ -22,7 +22,7 @@ use crate::plan::Select;
 use crate::report;
 use crate::run::{
     Agent, CaseResult, Error, ErrorKind, PackageRef, Packages, Request, RunResults, ViewDigests,
-    find_packages, run as run_packages,
+    check_place, find_packages, run as run_packages,
 };
 use crate::target::Target::Harbor;
 
@@ -43,40 +43,84 @@ pub(super) fn run(args: &Run, context: &Context) -> Outcome {
         );
         return input::refused(diags, failure);
     }
+    let place = Place::of(args, context);
+    if let Err(error) = place.check() {
+        return not_begun(&error, diags);
+    }
     let target = match find(args, context, &mut diags) {
         Ok(Some(target)) => target,
         Ok(None) => return Outcome::of(diags).at_least(Exit::Findings),
         Err(stopped) => return stopped.outcome(diags),
     };
-    match execute(args, &target, context, &mut diags) {
+    match execute(args, &place, &target, context, &mut diags) {
         Ok(mut results) => {
             results.other_shards = target.other_shards;
             finish(&results, context, diags)
         }
         Err(Error::Refused) => Outcome::of(diags).at_least(Exit::Findings),
-        Err(error) => {
-            let (exit, help) = match error {
-                Error::Exists { .. } => (
-                    Exit::Usage,
-                    "Choose another --run-id, or take it up again with --resume.",
-                ),
-                Error::RunId { .. } => (Exit::Usage, "Change --run-id."),
-                Error::Resume { .. } => (
-                    Exit::Usage,
-                    "Name a run that was stopped and say the rest as it was said then, or start a \
-                     new run without --resume.",
-                ),
-                Error::Sandbox { .. } => (
-                    Exit::System,
-                    "Install bubblewrap, or run without a sandbox: --sandbox none.",
-                ),
-                _ => (
-                    Exit::System,
-                    "Check that you may write there and that there is space.",
-                ),
+        Err(error) => not_begun(&error, diags),
+    }
+}
+
+fn not_begun(error: &Error, diags: Diagnostics) -> Outcome {
+    let (exit, help) = match error {
+        Error::Exists { .. } => (
+            Exit::Usage,
+            "Choose another --run-id, or take it up again with --resume.",
+        ),
+        Error::RunId { .. } => (Exit::Usage, "Change it."),
+        Error::Resume { .. } => (
+            Exit::Usage,
+            "Name a run that was stopped and say the rest as it was said then, or start a new run \
+             without --resume.",
+        ),
+        Error::Sandbox { .. } => (
+            Exit::System,
+            "Install bubblewrap, or run without a sandbox: --sandbox none.",
+        ),
+        _ => (
+            Exit::System,
+            "Check that you may write there and that there is space.",
+        ),
+    };
+    Outcome::of(diags).failed(exit, Failure::from_error(error, help))
+}
+
+/// Where the run is kept.
+struct Place {
+    runs_dir: PathBuf,
+    /// `None`: a name that is free.
+    run_id: Option<String>,
+    resume: bool,
+}
+
+impl Place {
+    fn of(args: &Run, context: &Context) -> Self {
+        let running = &args.running;
+        let mut runs_dir = context.machine.absolute(&running.runs_dir);
+        let Some(run) = &running.resume else {
+            return Self {
+                runs_dir,
+                run_id: running.run_id.clone(),
+                resume: false,
             };
-            Outcome::of(diags).failed(exit, Failure::from_error(&error, help))
+        };
+        // A path says where runs are, a name does not.
+        if let Some(parent) = run.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            runs_dir = context.machine.absolute(parent);
         }
+        let name = run.file_name().unwrap_or_default().to_string_lossy();
+        Self {
+            runs_dir,
+            run_id: Some(name.into_owned()),
+            resume: true,
+        }
+    }
+
+    /// Said before anything is built for a run that can not be.
+    fn check(&self) -> Result<(), Error> {
+        let id = self.run_id.as_deref();
+        id.map_or(Ok(()), |id| check_place(&self.runs_dir, id, self.resume))
     }
 }
 
@@ -274,22 +318,13 @@ fn uses_results_of_steps(dataset: &Dataset) -> bool {
 
 fn execute(
     args: &Run,
+    place: &Place,
     target: &Target,
     context: &Context,
     diags: &mut Diagnostics,
 ) -> Result<RunResults, Error> {
     let machine = &context.machine;
     let running = &args.running;
-    let mut runs_dir = machine.absolute(&running.runs_dir);
-    let mut resumed = None;
-    if let Some(run) = &running.resume {
-        let name = run.file_name().unwrap_or_default().to_string_lossy();
-        // A path says where runs are, a name does not.
-        if let Some(parent) = run.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            runs_dir = machine.absolute(parent);
-        }
-        resumed = Some(name.into_owned());
-    }
     let agent_home = running
         .agent_home
         .as_ref()
@@ -303,9 +338,9 @@ fn execute(
         dataset_name: &target.name,
         dataset_digest: target.digest,
         packages: &target.packages,
-        runs_dir: &runs_dir,
+        runs_dir: &place.runs_dir,
         run_id: "",
-        resume: false,
+        resume: place.resume,
         project: &target.project,
         agent: match running.agent {
             Who::Oracle => Agent::Oracle,
@@ -328,15 +363,7 @@ fn execute(
         stop: &context.stop,
     };
     let progress = Progress::new(&context.look);
-    if let Some(run_id) = &resumed {
-        let request = Request {
-            run_id,
-            resume: true,
-            ..request
-        };
-        return run_packages(&request, &progress, diags);
-    }
-    if let Some(run_id) = &running.run_id {
+    if let Some(run_id) = &place.run_id {
         return run_packages(&Request { run_id, ..request }, &progress, diags);
     }
     let now = machine.run_id();

@@ -15,7 +15,8 @@ use super::{Error, PackageRef, Request};
 use crate::fs::{FsError, Root, remove_tree, write_atomic};
 use crate::path::TreePath;
 
-const NAME: &str = "run.json";
+/// What a run is, in its directory.
+pub(super) const NAME: &str = "run.json";
 /// The largest `run.json` and `result.json` that are read.
 const MAX: u64 = 64 << 20;
 
@@ -61,7 +62,7 @@ impl Start {
         };
         let path = dir.join(NAME);
         let Some(there) = read::<Self>(dir, NAME) else {
-            return refused("it has no run.json".to_owned());
+            return refused("its run.json can not be read".to_owned());
         };
         let name = |agent: &AgentRef| match &agent.model {
             Some(model) => format!("{} with {model}", agent.name),

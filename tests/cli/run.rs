@@ -841,8 +841,23 @@ fn a_stopped_run_is_taken_up_again() {
     let path = project.path("runs/r").display().to_string();
     run(&project, &["--resume", &path]).run().assert_code(0);
     assert_eq!(project.read("log").lines().count(), 4);
+    // What can not be a run is told before anything is built, and leaves nothing anywhere.
+    std::fs::remove_dir_all(project.path("dist")).unwrap();
     for (args, why) in [
-        (&["--resume", "gone"][..], "it has no run.json"),
+        (&["--resume", "gone"][..], "it does not exist"),
+        (&["--resume", "else/where/r"], "it does not exist"),
+        (&["--resume", "cases/a"], "it has no run.json"),
+        (&["--resume", ".."], "is no run id"),
+        (&["--run-id", "../r"], "is no run id"),
+        (&["--run-id", "r"], "exists already"),
+    ] {
+        let outcome = run(&project, args).run().assert_code(2);
+        assert!(outcome.stderr.contains(why), "{outcome}");
+        for left in ["dist", "else", "cases/.casepack", ".casepack"] {
+            assert!(!project.path(left).exists(), "{args:?} left {left}");
+        }
+    }
+    for (args, why) in [
         (
             &["--resume", "r", "--agent", "nop"],
             "its agent was cli, not nop",
