@@ -406,6 +406,42 @@ pub fn remove_tree(path: &Path) -> Result<(), FsError> {
     remove(parent.as_fd(), &name).map_err(|errno| failed(errno.into()))
 }
 
+/// Gives its owner all rights in the directory at `path`, as far as they are missing. A link, and
+/// what is no directory, stays as it is; nothing there is no error.
+///
+/// # Errors
+/// When it belongs to somebody else.
+pub fn unlock_dir(path: &Path) -> Result<(), FsError> {
+    let unlocked = open_parent(path).and_then(|(parent, name)| Ok(unlock(parent.as_fd(), &name)?));
+    match unlocked {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done.map_err(|source| FsError {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// The same of the entry `name` of `parent`.
+fn unlock(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    if !FileType::from_raw_mode(stat.st_mode).is_dir() || mode.contains(Mode::RWXU) {
+        return Ok(());
+    }
+    let mode = mode | Mode::RWXU;
+    // Linux changes no mode without following a link, but has names for what is held, and holding
+    // needs no rights.
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let held = open::entry(parent, name, open::STEP)?;
+        rustix::fs::chmod(format!("/proc/self/fd/{}", held.as_raw_fd()), mode)
+    }
+    #[cfg(not(target_os = "linux"))]
+    rustix::fs::chmodat(parent, name, mode, AtFlags::SYMLINK_NOFOLLOW)
+}
+
 /// Directories that are emptied in place; deeper ones are first moved up, so that depth costs
 /// neither stack nor handles.
 const MAX_DEPTH: usize = 32;
@@ -418,7 +454,13 @@ fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
         left: Vec<(CString, FileType)>,
     }
     let enter = |at: BorrowedFd<'_>, name: CString| -> Result<Level, Errno> {
-        let handle = open::entry(at, name.as_c_str(), open::DIR)?;
+        let handle = match open::entry(at, name.as_c_str(), open::DIR) {
+            Err(Errno::ACCESS) => {
+                unlock(at, &name)?;
+                open::entry(at, name.as_c_str(), open::DIR)?
+            }
+            opened => opened?,
+        };
         let left = names(handle.as_fd())?;
         // Agents leave directories that they made read-only, and package caches are.
         if !left.is_empty() {
@@ -465,6 +507,8 @@ fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
             levels.push(inner);
         } else if rustix::fs::unlinkat(&level.handle, &name, AtFlags::REMOVEDIR).is_err() {
             let deep = level.handle.try_clone().map_err(|_| Errno::MFILE)?;
+            // Where a directory is moved, its `..` changes.
+            unlock(deep.as_fd(), &name)?;
             if let Some(top) = levels.first_mut() {
                 let (moved, ()) = fresh(|moved| {
                     match rustix::fs::statat(&top.handle, moved, AtFlags::SYMLINK_NOFOLLOW) {
@@ -667,18 +711,38 @@ mod tests {
         let at = temp.path();
         fs::create_dir_all(at.join("keep/dir")).unwrap();
         fs::write(at.join("keep/dir/file"), "").unwrap();
-        fs::create_dir_all(at.join("go/a/b/c")).unwrap();
+        fs::create_dir_all(at.join("go/a/b/c/d")).unwrap();
         symlink(at.join("keep"), at.join("go/link")).unwrap();
         symlink("../../keep", at.join("go/a/link")).unwrap();
         symlink("keep", at.join("top-link")).unwrap();
         fs::write(at.join("go/a/b/file"), "").unwrap();
-        // As package caches are left; nothing to root.
+        // As package caches are left, and by an agent that shuts what it made; nothing to root.
+        fs::set_permissions(at.join("go/a/b/c"), fs::Permissions::from_mode(0o000)).unwrap();
         fs::set_permissions(at.join("go/a/b"), fs::Permissions::from_mode(0o555)).unwrap();
+        fs::set_permissions(at.join("go"), fs::Permissions::from_mode(0o000)).unwrap();
         for name in ["go", "top-link", "none", "none/none"] {
             remove_tree(&at.join(name)).unwrap();
         }
         assert_eq!(names_in(at), ["keep"]);
         assert_eq!(names_in(&at.join("keep/dir")), ["file"]);
+    }
+
+    #[test]
+    fn unlocks_directories_and_nothing_else() {
+        let temp = TempDir::new().unwrap();
+        let at = temp.path();
+        let mode = |name: &str| at.join(name).metadata().unwrap().permissions().mode() & 0o777;
+        fs::create_dir(at.join("shut")).unwrap();
+        fs::create_dir(at.join("other")).unwrap();
+        fs::write(at.join("file"), "").unwrap();
+        symlink("other", at.join("link")).unwrap();
+        for name in ["shut", "other", "file"] {
+            fs::set_permissions(at.join(name), fs::Permissions::from_mode(0o010)).unwrap();
+        }
+        for name in ["shut", "file", "link", "none", "none/none"] {
+            unlock_dir(&at.join(name)).unwrap();
+        }
+        assert_eq!(["shut", "other", "file"].map(mode), [0o710, 0o010, 0o010]);
     }
 
     #[test]

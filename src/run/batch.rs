@@ -122,6 +122,7 @@ impl Runner<'_> {
         let mut report = StepResult::new("");
         let life = Life::of(self.told.clone());
         let run = work.agent(0, step, &dir, &life, &mut report)?;
+        work.unlock(&dir);
         if work.stopped() {
             return Err(Failure::stopped());
         }

@@ -25,7 +25,7 @@ use super::sandbox::{self, Mount, Sandbox};
 use super::{Agent, PackageRef, Request, changes, collect, env, known, overlay, verdict};
 use crate::dataset::{self, Execution, Instruction, Phase};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
-use crate::fs::{Root, remove_tree, write_atomic};
+use crate::fs::{Root, remove_tree, unlock_dir, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::template;
 use crate::tree::{Data, Tree, materialise};
@@ -577,6 +577,7 @@ impl Work<'_> {
             Some(Ok(batch)) => self.take_share(batch, report).map(Some),
             Some(Err(failure)) => Err(failure.clone()),
         };
+        self.unlock(&dir);
         let code = run.as_ref().ok().and_then(Option::as_ref);
         let code = code.map(|run| run.exit_code.unwrap_or(-1));
         self.hooks(Phase::AfterStep, Some((index, step, code)), life)
@@ -833,6 +834,17 @@ impl Work<'_> {
         match self.runner.sandbox {
             Some(_) => inside.to_owned(),
             None => host.to_string_lossy().into_owned(),
+        }
+    }
+
+    /// Agents can shut directories, to themselves and all others. In a container nobody would notice,
+    /// as root judges there; so it is no way around a verdict here.
+    pub(super) fn unlock(&self, dir: &Path) {
+        let own = self.dir.join("workspace");
+        let logs = ["logs", "logs/agent", "logs/artifacts"];
+        for path in std::iter::once(own).chain(logs.map(|name| dir.join(name))) {
+            // Where it can not be, what fails next says so.
+            unlock_dir(&path).ok();
         }
     }
 

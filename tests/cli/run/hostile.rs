@@ -55,11 +55,12 @@ fn the_worst_of_agents_end_and_are_judged() {
          stubborn) touch out/a; trap '' TERM INT HUP; while :; do sleep {number} & wait; done;;\n\
          loud) touch out/a; head -c 1000000000 /dev/zero;;\n\
          gone) rm -rf \"$PWD\"; mkdir -p out 2>/dev/null; true;;\n\
+         shut) touch out/a; mkdir x; touch x/y; chmod 0 x \"${{CASEPACK_LOGS_DIR:-/logs}}/agent\" .;;\n\
          fine) touch out/a;;\n\
          esac\n"
     );
     let cases = [
-        "bomb", "daemon", "fine", "gone", "hidden", "loud", "stubborn",
+        "bomb", "daemon", "fine", "gone", "hidden", "loud", "shut", "stubborn",
     ];
     for sandbox in sandboxes() {
         let check = "return 'out/a' in outputs['files']";
@@ -74,7 +75,9 @@ fn the_worst_of_agents_end_and_are_judged() {
         ];
         let outcome = run(&project, &args).args(["-j", "2", "--output", "json"]);
         let document = outcome.run().assert_code(1).json();
-        for id in ["bomb", "daemon", "fine", "hidden", "loud", "stubborn"] {
+        for id in [
+            "bomb", "daemon", "fine", "hidden", "loud", "shut", "stubborn",
+        ] {
             assert_eq!(
                 case(&document, id)["status"],
                 "passed",
