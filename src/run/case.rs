@@ -79,9 +79,10 @@ impl From<Unusable> for Failure {
     fn from(why: Unusable) -> Self {
         match why {
             Unusable::Broken(message) => Self::NoVerdict(ErrorKind::Package, message),
-            Unusable::Elsewhere(message) => {
-                Self::Skipped(format!("This package can not be run here: {message}"))
-            }
+            Unusable::Elsewhere(message) => Self::Skipped(format!(
+                "This package can not be run here: {message} Hand it to Harbor with --engine \
+                     harbor."
+            )),
         }
     }
 }

@@ -337,8 +337,13 @@ fn missing(package: &PackageRef, stopped: bool, status: ExitStatus) -> CaseResul
         let message = "The run was stopped before Harbor was done with this case.".to_owned();
         (Status::Skipped, ErrorKind::Interrupted, message)
     } else {
+        let ended = if status.success() {
+            String::new()
+        } else {
+            format!(" It ended with {status}; what it printed tells why.")
+        };
         let message = format!(
-            "Harbor has no trial of this package ({status}): it leaves out what it can not load. \
+            "Harbor has no trial of this package.{ended} It leaves out what it can not load: \
              `harbor lint {}` may say why.",
             package.dir.display()
         );

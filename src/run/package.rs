@@ -128,7 +128,7 @@ impl Package {
                 error.source
             ))
         })?;
-        let tree = Tree::from_dir(&Arc::new(root), None, KEEP).map_err(|bad| {
+        let tree = harbor::read_task(&Arc::new(root), KEEP).map_err(|bad| {
             let bad = bad.first().map_or_else(String::new, ToString::to_string);
             broken(format!(
                 "the package has a file that can not be used: {bad}"
@@ -317,8 +317,7 @@ fn workspace(tree: &Tree, mode: Option<&str>, image: bool) -> Result<Tree, Unusa
         (_, true, None) => "environment",
         (_, _, Some(file)) => {
             return Err(Unusable::Elsewhere(format!(
-                "its {file} asks for an image to be built, and casepack runs without containers. \
-                 Run it with Harbor."
+                "its {file} asks for an image to be built, and casepack runs without containers."
             )));
         }
         (_, false, None) => {

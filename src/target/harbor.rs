@@ -31,7 +31,7 @@ mod verifier;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-pub use self::digest::{DigestError, dataset_digest, dataset_toml, digest, listed};
+pub use self::digest::{DigestError, dataset_digest, dataset_toml, digest, listed, read_task};
 pub use self::name::SafeName;
 pub use self::options::{Flags, Options, Profile, VerifierKind};
 use self::task_toml::TaskToml;

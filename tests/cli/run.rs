@@ -3,6 +3,7 @@
 mod hostile;
 mod limits;
 
+use std::os::unix::fs::symlink;
 use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -693,7 +694,7 @@ fn an_agent_from_a_package_manager_finds_its_modules() {
     std::fs::remove_dir_all(project.path("bin")).unwrap();
     std::fs::create_dir(project.path("bin")).unwrap();
     let link = format!("../{module}/cli.js");
-    std::os::unix::fs::symlink(link, project.path("bin/claude")).unwrap();
+    symlink(link, project.path("bin/claude")).unwrap();
     run_stand_in(&project, &["--sandbox", "bwrap"]).assert_code(0);
     assert_eq!(project.read("runs/r/a/workspace/out/a"), "found\n");
 }
@@ -936,6 +937,18 @@ fn tasks_of_others_are_run_or_named_with_the_reason() {
     }
     let args = ["tasks", "--agent", "oracle", "--output", "json"];
     let document = run(&project, &args).run().assert_code(1).json();
+    // Where somebody stands in a task, runs lie beside what counts of it; so may anything.
+    symlink("nowhere", project.path("tasks/plain/link")).unwrap();
+    let digest = document["cases"][4]["package_digest"].clone();
+    assert!(digest.is_string(), "{document:#}");
+    for runs in 1..=2 {
+        let args = [".", "--agent", "oracle", "--output", "json"];
+        let inside = run(&project, &args).cwd(project.path("tasks/plain"));
+        let inside = inside.run().assert_code(0).json();
+        assert_eq!(inside["cases"][0]["package_digest"], digest);
+        let kept = std::fs::read_dir(project.path("tasks/plain/runs")).unwrap();
+        assert_eq!(kept.count(), runs + 1, "with the mark");
+    }
     let cases = document["cases"].as_array().unwrap();
     let told: Vec<_> = cases
         .iter()
@@ -959,7 +972,7 @@ fn tasks_of_others_are_run_or_named_with_the_reason() {
     let message = |at: usize| cases[at]["message"].as_str().unwrap().to_owned();
     assert!(message(1).contains("not valid TOML"), "{}", message(1));
     assert!(
-        message(2).contains("environment/Dockerfile"),
+        message(2).contains("environment/Dockerfile") && message(2).contains("--engine harbor"),
         "{}",
         message(2)
     );

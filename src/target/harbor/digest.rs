@@ -4,13 +4,15 @@
 //! Invariant: for every tree without links the digest is the one that Harbor computes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
 
 use super::ignore::{BadLine, Dialect, Rules};
 use crate::digest::{Digest, Hasher};
+use crate::fs::{Kind, Root};
 use crate::path::TreePath;
-use crate::tree::{Data, Entry, Tree};
+use crate::tree::{BadThing, Content, Data, Entry, Tree, TreeBuilder};
 
 /// Why Harbor has no digest for a tree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +44,39 @@ const SINGLES: [&str; 4] = [
 pub(super) const TREES: [&str; 4] = ["environment", "tests", "solution", "steps"];
 /// What is left out when a task has no `.gitignore`.
 const BUILT_IN: &str = "__pycache__/\n*.pyc\n.DS_Store\n*.swp\n*.swo\n*~\n";
+const GITIGNORE: &str = ".gitignore";
 const HARBORIGNORE: &str = ".harborignore";
+
+/// Reads what counts of a task directory. What else lies there (a repository, runs) is nothing to
+/// Harbor (harbor.md 2). Files over `keep` bytes stay on the disk.
+///
+/// # Errors
+/// All that counts and has no place in a tree (see [`Tree::from_dir`]).
+pub fn read_task(root: &Arc<Root>, keep: u64) -> Result<Tree, Vec<BadThing>> {
+    let mut builder = TreeBuilder::new();
+    for name in SINGLES.into_iter().chain([GITIGNORE]).chain(TREES) {
+        let bad = |why: String| {
+            let shown = name.to_owned();
+            vec![BadThing { shown, why }]
+        };
+        let path = TreePath::new(name).map_err(|why| bad(why.to_string()))?;
+        let clash = match root.stat(&path) {
+            Ok(None) => continue,
+            Ok(Some((Kind::Dir, _))) => {
+                let tree = Tree::from_dir(root, Some(&path), keep)?;
+                builder.graft(&path, &tree)
+            }
+            Ok(Some(_)) => {
+                let read = Content::from_file(root, &path, keep);
+                let (mode, content) = read.map_err(|error| bad(error.to_string()))?;
+                builder.insert(path, mode, content)
+            }
+            Err(error) => return Err(bad(error.source.to_string())),
+        };
+        clash.map_err(|clash| bad(clash.to_string()))?;
+    }
+    Ok(builder.finish())
+}
 
 /// Harbor's own content digest of a task (harbor.md 6.1–6.3). Ignore files (`.gitignore` at the
 /// top, `.harborignore` below `tests` and `solution`) must be in memory.
@@ -62,7 +96,7 @@ pub fn digest(tree: &Tree) -> Result<Digest, DigestError> {
 
 /// The files that count, in order.
 fn files(tree: &Tree) -> Result<Vec<(&TreePath, &Entry)>, DigestError> {
-    let top = match tree.iter().find(|(path, _)| path.as_str() == ".gitignore") {
+    let top = match tree.iter().find(|(path, _)| path.as_str() == GITIGNORE) {
         Some((path, entry)) => Some(load(path, entry, Dialect::Basic)?),
         None => None,
     };
@@ -246,7 +280,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::tree::{Content, Mode, TreeBuilder};
+    use crate::tree::Mode;
 
     const VECTORS: &str = concat!(
         env!("CARGO_MANIFEST_DIR"),
