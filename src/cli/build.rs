@@ -99,7 +99,9 @@ pub(super) fn build(
         return Err(Stopped::Findings);
     }
     let out = context.machine.absolute(&destination.out);
-    let vet = |diags: &mut Diagnostics| checks::compile(&loaded.dataset, &loaded.options, diags);
+    let env = &context.machine.env;
+    let vet =
+        |diags: &mut Diagnostics| checks::compile(&loaded.dataset, &loaded.options, env, diags);
     let request = request(loaded, targets, destination, &out, &vet, context);
     let progress = Progress::new(&context.look);
     plan::build(&request, &progress, diags).map_err(|error| {

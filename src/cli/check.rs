@@ -22,7 +22,7 @@ pub(super) fn run(args: &Check, context: &Context) -> Outcome {
         options,
         jobs,
     } = &loaded;
-    checks::compile(dataset, options, &mut diags);
+    checks::compile(dataset, options, &context.machine.env, &mut diags);
     let progress = Progress::new(&context.look);
     let summary = plan::check(
         dataset,

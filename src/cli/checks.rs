@@ -54,8 +54,13 @@ struct Answer {
 }
 
 /// Tells which checks and conditions do not compile, and which import what the image of the
-/// packages lacks; without a `python3`, that nobody looked.
-pub(super) fn compile(dataset: &Dataset, options: &Options, diags: &mut Diagnostics) {
+/// packages lacks; without a `python3`, that nobody looked. `env` is the caller's.
+pub(super) fn compile(
+    dataset: &Dataset,
+    options: &Options,
+    env: &BTreeMap<String, String>,
+    diags: &mut Diagnostics,
+) {
     let mut texts: Vec<(&Judge, &str, &str)> = Vec::new();
     for judge in &dataset.verification.judges {
         for (kind, text) in [("check", &judge.check), ("if", &judge.condition)] {
@@ -73,7 +78,7 @@ pub(super) fn compile(dataset: &Dataset, options: &Options, diags: &mut Diagnost
             .map(|(_, kind, text)| json!([kind, text]))
             .collect::<Vec<_>>()
     );
-    let answer = match ask(&question.to_string()) {
+    let answer = match ask(&question.to_string(), env) {
         Ok(answer) => answer,
         Err(error) => {
             diags.push(
@@ -158,8 +163,8 @@ fn missing_modules<'a>(
 /// What `python3` says. Where that is a script of a version manager, which takes longer than a whole
 /// small build, the first real one behind it is asked before; only what that one finds fault with is
 /// shown to the one that the user means.
-fn ask(question: &str) -> io::Result<Answer> {
-    if let Some(Ok(answer)) = behind_scripts().map(|python| ask_one(&python, question))
+fn ask(question: &str, env: &BTreeMap<String, String>) -> io::Result<Answer> {
+    if let Some(Ok(answer)) = behind_scripts(env).map(|python| ask_one(&python, question))
         && answer.wrong.is_empty()
         && answer.imports.iter().all(|(_, modules)| modules.is_empty())
     {
@@ -169,9 +174,8 @@ fn ask(question: &str) -> io::Result<Answer> {
 }
 
 /// The first `python3` on the path that is no script, when another one that is comes before it.
-fn behind_scripts() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let programs = std::env::split_paths(&path).map(|dir| dir.join("python3"));
+fn behind_scripts(env: &BTreeMap<String, String>) -> Option<PathBuf> {
+    let programs = std::env::split_paths(env.get("PATH")?).map(|dir| dir.join("python3"));
     let is_script = |program: &PathBuf| {
         let mut start = [0; 2];
         let read = File::open(program).and_then(|mut file| file.read_exact(&mut start));

@@ -35,7 +35,9 @@ pub(super) fn run(args: &Plan, context: &Context) -> Outcome {
         return Outcome::of(diags);
     }
     let out = context.machine.absolute(&args.destination.out);
-    let vet = |diags: &mut Diagnostics| checks::compile(&loaded.dataset, &loaded.options, diags);
+    let env = &context.machine.env;
+    let vet =
+        |diags: &mut Diagnostics| checks::compile(&loaded.dataset, &loaded.options, env, diags);
     let request = build::request(&loaded, &targets, &args.destination, &out, &vet, context);
     let progress = Progress::new(&context.look);
     let planned = plan::plan(&request, &progress, &mut diags);
