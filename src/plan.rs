@@ -383,6 +383,7 @@ fn work(
         &empty,
         &crew,
     );
+    let reads_all = todo.len() == dataset.cases.len();
     if todo.is_empty() {
         for finding in told.into_iter().flatten() {
             diags.push(finding);
@@ -489,7 +490,7 @@ fn work(
     let sinks = build.sinks;
     Ok(Some(Worked {
         sinks,
-        index: Some(index.text(complete && all_cases)),
+        index: Some(index.text(complete && reads_all)),
         all,
         state: state.filter(|_| settled && told.is_some()),
         told: told.unwrap_or_default(),

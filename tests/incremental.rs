@@ -179,6 +179,19 @@ fn findings_are_told_again_without_reading() {
     project.casepack(["build"]).assert_code(0);
 }
 
+/// Why a shared source is left out is found anew when it is another reason.
+#[test]
+fn a_shared_source_that_is_left_out_for_another_reason_is_told() {
+    let project = project(1);
+    project.remove("shared/guide.md");
+    let told = |args: &[&str]| json(&project, args, 0)["diagnostics"].clone();
+    assert_eq!(told(&["build"])[0]["rule"], "shared-source-missing");
+    std::os::unix::fs::symlink("/etc/passwd", project.path("shared/guide.md")).unwrap();
+    let now = told(&["build"]);
+    assert_eq!(now[0]["rule"], "shared-source-outside-roots");
+    assert_eq!(now, told(&["build", "-o", "other"]));
+}
+
 #[test]
 fn verify_names_each_difference() {
     let project = project(3);
@@ -621,6 +634,41 @@ fn inputs_that_change_while_they_are_read_are_never_mixed() {
 }
 
 /// A config is replaced while a build begins: what is recorded is what was read.
+/// A link of a case leads through another link, which leads elsewhere while the case is read: what
+/// is built may be either, and the next build notices which.
+#[test]
+fn links_that_lead_elsewhere_during_a_build_are_built_next() {
+    use std::os::unix::fs::symlink;
+    let project = project(1);
+    for name in ["x", "y"] {
+        project.write(
+            &format!("shared/{name}/file"),
+            vec![name.as_bytes()[0]; 8 << 20],
+        );
+    }
+    symlink("x", project.path("shared/now")).unwrap();
+    symlink("../../shared/now/file", project.path("cases/case-0/linked")).unwrap();
+    std::thread::sleep(Duration::from_millis(60));
+    for round in 0..10_u64 {
+        let out = format!("out{round}");
+        let target = if round % 2 == 0 { "y" } else { "x" };
+        std::thread::scope(|scope| {
+            let build = scope.spawn(|| project.casepack(["build", "-o", &out]));
+            // While it reads, and in some rounds a little later or earlier.
+            until(|| project.path(&out).join(".casepack").exists() || build.is_finished());
+            std::thread::sleep(Duration::from_millis(20 * round));
+            symlink(target, project.path("shared/new")).unwrap();
+            fs::rename(project.path("shared/new"), project.path("shared/now")).unwrap();
+            build.join().unwrap();
+        });
+        project.casepack(["build", "-o", &out]).assert_code(0);
+        let linked = format!("{out}/harbor/case-0/tests/evaluation/linked");
+        let linked = fs::read(project.path(&linked)).unwrap();
+        assert!(linked.starts_with(target.as_bytes()), "round {round}");
+        fs::remove_dir_all(project.path(&out)).unwrap();
+    }
+}
+
 #[test]
 fn a_config_that_changes_during_a_build_is_built_next() {
     let project = project(3);
@@ -826,6 +874,11 @@ fn large_files_that_did_not_change_are_not_read_again() {
     let index = project.path("dist/.casepack/inputs.index");
     let text = fs::read_to_string(&index).unwrap();
     assert_eq!(text.lines().count(), 3, "{text}");
+    // A case that is not read now may be read next.
+    project.write("cases/b/input.yaml", "prompt: y\n");
+    project.casepack(["build"]).assert_code(0);
+    assert_eq!(fs::read_to_string(&index).unwrap(), text);
+    fs::remove_dir_all(project.path("cases/b")).unwrap();
     let other = "0".repeat(64);
     let (_, body) = text.split_once('\n').unwrap();
     let body = body.replace(&big, &other).replace(&guide, &other);

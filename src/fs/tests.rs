@@ -1,5 +1,6 @@
 //! Reads and walks against hostile directories, with `openat2` and without.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -337,7 +338,7 @@ fn lists_and_walks_in_the_order_of_bytes() {
 #[test]
 fn reports_names_that_are_not_utf8() {
     let temp = TempDir::new().unwrap();
-    let name = std::ffi::OsStr::from_bytes(b"latin\xe9");
+    let name = OsStr::from_bytes(b"latin\xe9");
     fs::create_dir(temp.path().join("d")).unwrap();
     if fs::create_dir(temp.path().join("d").join(name)).is_err() {
         eprintln!("skipped: this file system has no such names");
@@ -415,4 +416,40 @@ fn five_thousand_levels_cost_neither_stack_nor_handles() {
     });
     remove_tree(&temp.path().join("deep")).unwrap();
     assert!(!temp.path().join("deep").exists());
+}
+
+/// A name that is not UTF-8 is shown as another thing may be called.
+#[test]
+fn a_listing_takes_no_thing_for_another() {
+    let temp = TempDir::new().unwrap();
+    let bad = OsStr::from_bytes(b"x\xff");
+    for (number, first) in ["x\u{fffd}", "x"].iter().enumerate() {
+        let dir = temp.path().join(number.to_string());
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join(first), "").unwrap();
+        fs::write(dir.join(bad), "").unwrap();
+        fs::write(dir.join("x\u{fffd}"), "").unwrap();
+        fs::create_dir_all(dir.join("y\u{fffd}/in")).unwrap();
+        fs::create_dir(dir.join(OsStr::from_bytes(b"y\xff"))).unwrap();
+        let root = Root::open(&dir).unwrap();
+        for answer in [Walk::Enter, Walk::Skip] {
+            let met = |met: &mut Vec<String>, found: Found<'_>| {
+                met.push(
+                    format!("{found:?}")
+                        .split("state")
+                        .next()
+                        .unwrap()
+                        .to_owned(),
+                );
+                answer
+            };
+            let (mut walked, mut listed) = (Vec::new(), Vec::new());
+            root.walk(None, &mut |found| met(&mut walked, found))
+                .unwrap();
+            let listing = Listing::of(&root, None);
+            listing.walk(&mut |found| met(&mut listed, found)).unwrap();
+            assert_eq!(listed, walked);
+            assert!(walked.len() >= 4, "{walked:?}");
+        }
+    }
 }

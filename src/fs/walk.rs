@@ -147,9 +147,10 @@ impl Listing {
         let mut left_out: Option<&str> = None;
         for entry in &self.entries {
             let path = entry.path();
+            let is_end = matches!(entry, Entry::EmptyDir(_));
             let below = |dir: &str| {
                 let rest = path.strip_prefix(dir);
-                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+                rest.is_some_and(|rest| rest.starts_with('/') || is_end && rest.is_empty())
             };
             if left_out.is_some_and(below) {
                 continue;
@@ -167,7 +168,9 @@ impl Listing {
                     why: *why,
                 },
             };
-            left_out = (visit(found) == Walk::Skip).then_some(path);
+            // The name of another thing can be that of a directory, approximately.
+            let is_dir = matches!(entry, Entry::Thing(_, Kind::Dir, _));
+            left_out = (visit(found) == Walk::Skip && is_dir).then_some(path);
         }
         self.error.as_ref().map_or(Ok(()), Err)
     }

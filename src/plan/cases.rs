@@ -13,10 +13,11 @@ use super::steps::{self, Action, Step};
 use super::{Error, inventory, release};
 use crate::assemble::{self, Common, Views};
 use crate::bundle::{CaseDigests, PackageTree, Packer};
-use crate::dataset::{Case, Coverage, Dataset, Mode};
+use crate::dataset::{Case, Coverage, Dataset, Mode, ReadFile};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity, Told};
 use crate::digest::{Digest, TreeId};
 use crate::event::{Event, Observer, Stage};
+use crate::fs::Kind;
 use crate::path::{CaseId, TreePath};
 use crate::target::{Target, evalhub, harbor};
 use crate::tree::Tree;
@@ -318,10 +319,11 @@ struct Made<'a> {
 impl Build<'_> {
     /// Reads, assembles and places one case.
     fn case(&self, id: &CaseId, look: Option<&Look>, done: &mut Done) {
-        let Some((case, views)) = self.read(id, done) else {
+        let Some((case, views, looked)) = self.read(id, look.is_none(), done) else {
             done.failed = true;
             return;
         };
+        let look = look.or(looked.as_ref());
         let values = Coverage::new(self.dataset).values(&case);
         let mut package = None;
         let mut all = Vec::new();
@@ -361,11 +363,6 @@ impl Build<'_> {
             }
             return;
         }
-        let looked = match look {
-            Some(_) => None,
-            None => self.look(&case),
-        };
-        let look = look.or(looked.as_ref());
         let settled = look.filter(|look| look.settled(self.now_ns));
         let ids = (views.workspace.id(), views.evaluation.id());
         let told: Option<Vec<Told>> = done.diags.iter().map(Told::of).collect();
@@ -538,23 +535,43 @@ impl Build<'_> {
         }
     }
 
-    /// What the case's directory looked like before it was read.
+    /// What the case's directory looked like before its files were read for the views. `None` when
+    /// one of those that were read already was read through a link, which may lead elsewhere now.
     fn look(&self, case: &Case) -> Option<Look> {
         let material = &case.material;
+        let listing = material.listing.as_ref()?;
+        let is_own = |file: &ReadFile| {
+            let below = match &material.dir {
+                Some(dir) => file.path.strip_prefix(dir),
+                None => Some(file.path.clone()),
+            };
+            let there = below.map(|below| listing.get(&below));
+            file.root == material.root && matches!(there, Some(Ok(Some((_, Kind::File)))))
+        };
+        if !material.read.iter().all(is_own) {
+            return None;
+        }
         let aids = Aids {
             roots: Some((&self.dataset.sources.roots, material.root)),
             ..Aids::default()
         };
-        let look = look_again(material.listing.as_ref()?, material.dir.as_ref(), aids)?;
+        let look = look_again(listing, material.dir.as_ref(), aids)?;
         (!look.odd).then_some(look)
     }
 
-    fn read(&self, id: &CaseId, done: &mut Done) -> Option<(Case, Views)> {
+    /// Reads the case; with `looks`, with what its directory looked like before.
+    fn read(
+        &self,
+        id: &CaseId,
+        looks: bool,
+        done: &mut Done,
+    ) -> Option<(Case, Views, Option<Look>)> {
         let diags = &mut done.diags;
         let case = self.dataset.read_case(id, diags);
         let case = case.filter(|_| diags.count(Severity::Error) == 0)?;
+        let look = if looks { self.look(&case) } else { None };
         let views = assemble::case(self.dataset, &self.common, &case, diags)?;
-        Some((case, views))
+        Some((case, views, look))
     }
 }
 

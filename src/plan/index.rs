@@ -4,7 +4,7 @@
 //! `OUT/.casepack/inputs.index`: the schema and the SHA-256 of the rest, then a line of JSON for each
 //! file. One that is damaged or of another version is not trusted: the files are read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 
@@ -40,14 +40,16 @@ impl Index {
         }
     }
 
-    /// The text for the next build. With `all`, what nothing asked for is left out: every file of
-    /// the dataset was looked at.
+    /// The text for the next build. With `all`, what nothing asked for is left out: every case was
+    /// read. Else only what is known to be gone: earlier states of a file.
     pub(super) fn text(self, all: bool) -> Vec<u8> {
         let used = self
             .used
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         let mut files = if all { BTreeMap::new() } else { self.earlier };
+        let now: BTreeSet<(u64, u64)> = used.keys().map(|key| (key.0, key.1)).collect();
+        files.retain(|key, _| !now.contains(&(key.0, key.1)));
         files.extend(used);
         let mut body = String::new();
         for ((dev, ino, size, mtime, ctime), digest) in &files {
@@ -135,6 +137,10 @@ mod tests {
         // A build of some cases keeps what it did not ask for, one of all does not.
         let some = Index::new(Some(&text), NOW);
         assert!(some.get(&old).is_some());
+        assert_eq!(Index::new(Some(&some.text(false)), NOW).earlier.len(), 2);
+        // Of a file that was written anew, no earlier state is kept.
+        let some = Index::new(Some(&text), NOW);
+        some.put(&stamp(1, 30), Digest::of(b"y"));
         assert_eq!(Index::new(Some(&some.text(false)), NOW).earlier.len(), 2);
         let all = Index::new(Some(&text), NOW);
         assert!(all.get(&old).is_some());

@@ -51,7 +51,8 @@ pub(super) fn of(
         field(entry.source.as_bytes());
         match roots.resolve(0, None, &entry.source) {
             Ok(found) => places.push((found.root, found.path)),
-            Err(_) => field(b"none"),
+            // It is told why.
+            Err(why) => field(why.to_string().as_bytes()),
         }
     }
     places.extend(
