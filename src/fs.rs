@@ -215,6 +215,12 @@ impl Root {
         }
     }
 
+    /// Whether a directory is at `path`, no link on the way; cheaper than [`Root::stat`] where most
+    /// often nothing is.
+    pub fn has_dir(&self, path: &TreePath) -> bool {
+        open::below(self.handle.as_fd(), path.as_str(), open::STEP).is_ok()
+    }
+
     /// Reads the regular file at `path`, at most `limit` bytes; no link is followed.
     ///
     /// # Errors

@@ -227,7 +227,7 @@ impl<'a> Reader<'a> {
             mark.is_ok_and(|mark| match listing {
                 Some(listing) => below(&mark)
                     .is_some_and(|mark| matches!(listing.get(&mark), Ok(Some((_, Kind::Dir))))),
-                None => matches!(handle.stat(&mark), Ok(Some((Kind::Dir, _)))),
+                None => handle.has_dir(&mark),
             })
         };
         let mut visit = |found: Found<'_>| {

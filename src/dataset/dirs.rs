@@ -64,7 +64,7 @@ pub(super) fn case_dirs(
             let mark = id.to_path().child(OUTPUT_MARK).ok();
             let is_output = mark
                 .zip(roots.get(root))
-                .is_some_and(|(mark, root)| matches!(root.stat(&mark), Ok(Some((Kind::Dir, _)))));
+                .is_some_and(|(mark, root)| root.has_dir(&mark));
             if !is_output {
                 cases.push(id);
             }

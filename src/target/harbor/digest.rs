@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
+use toml_edit::{DocumentMut, Item};
 
 use super::ignore::{BadLine, Dialect, Rules};
+use super::task_toml::Text;
 use crate::digest::{Digest, Hasher};
 use crate::fs::{Kind, Root};
 use crate::path::TreePath;
@@ -227,29 +228,23 @@ pub fn listed(text: &str) -> Result<BTreeMap<String, String>, String> {
 /// The text of `dataset.toml` (harbor.md 6.4): every package, sorted by name, with the digest that
 /// Harbor computes for it.
 pub fn dataset_toml(name: &str, description: &str, tasks: &[(String, Digest)]) -> String {
-    let mut document = DocumentMut::new();
-    let mut dataset = Table::new();
-    dataset["name"] = value(name);
+    let mut text = Text::default();
+    text.table("[dataset]");
+    text.line("name", name);
     let description = one_line(description, 500);
     if !description.is_empty() {
-        dataset["description"] = value(description);
+        text.line("description", description);
     }
-    document["dataset"] = Item::Table(dataset);
     let tasks: BTreeSet<(&str, Digest)> = tasks
         .iter()
         .map(|(name, digest)| (name.as_str(), *digest))
         .collect();
-    let mut list = ArrayOfTables::new();
     for (name, digest) in tasks {
-        let mut task = Table::new();
-        task["name"] = value(name);
-        task["digest"] = value(digest.to_string());
-        list.push(task);
+        text.table("[[tasks]]");
+        text.line("name", name);
+        text.line("digest", digest.to_string());
     }
-    if !list.is_empty() {
-        document["tasks"] = Item::ArrayOfTables(list);
-    }
-    document.to_string()
+    text.finish()
 }
 
 /// The dataset's content hash, as Harbor computes it for a manifest without files (harbor.md 6.4).

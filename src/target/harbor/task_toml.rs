@@ -70,7 +70,7 @@ impl TaskToml<'_> {
             text.table("[steps.verifier]");
             text.line("timeout_sec", self.verifier_timeout_sec);
         }
-        text.0
+        text.finish()
     }
 
     fn task(&self, text: &mut Text) {
@@ -130,17 +130,19 @@ impl TaskToml<'_> {
 /// Lines of TOML. A document of `toml_edit` would cost more than everything else about a case; how
 /// keys and values are spelt is still its business.
 #[derive(Default)]
-struct Text(String);
+pub(super) struct Text(String);
 
 impl Text {
-    fn table(&mut self, header: &str) {
-        self.0.push('\n');
+    pub(super) fn table(&mut self, header: &str) {
+        if !self.0.is_empty() {
+            self.0.push('\n');
+        }
         self.0.push_str(header);
         self.0.push('\n');
     }
 
     /// `key` needs no quotes.
-    fn line(&mut self, key: &str, value: impl Into<Value>) {
+    pub(super) fn line(&mut self, key: &str, value: impl Into<Value>) {
         self.0.push_str(key);
         self.0.push_str(" = ");
         match value.into() {
@@ -153,6 +155,10 @@ impl Text {
             value => self.0.push_str(&value.to_string()),
         }
         self.0.push('\n');
+    }
+
+    pub(super) fn finish(self) -> String {
+        self.0
     }
 
     /// A table of texts, unless it is empty.
@@ -187,7 +193,7 @@ mod tests {
             let mut table = toml_edit::Table::new();
             table[&key] = toml_edit::value(&text);
             theirs["t"] = toml_edit::Item::Table(table);
-            prop_assert_eq!(ours.0.trim_start(), theirs.to_string());
+            prop_assert_eq!(ours.finish(), theirs.to_string());
         }
     }
 }
