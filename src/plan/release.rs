@@ -2,7 +2,6 @@
 //! stay as they are.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
@@ -11,7 +10,8 @@ use super::{Error, Request, Summary};
 use crate::bundle::{self, Compression, PackError, Packer, RefName};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::{Digest, hash_reader};
-use crate::path::CaseId;
+use crate::fs::Root;
+use crate::path::{CaseId, TreePath};
 use crate::target::{self, harbor};
 
 /// The ref of the release in `OUT/bundle`.
@@ -38,7 +38,7 @@ pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) 
     let listed = [bundle::OCI_LAYOUT, bundle::INDEX_JSON]
         .iter()
         .all(|name| output.file(name).is_ok());
-    let whole = !read || remove_damaged(&output.path().join(bundle::BLOBS)) == 0;
+    let whole = !read || remove_damaged(output.path()) == 0;
     if whole && listed && there.is_some_and(|it| it.digest.to_string() == recorded) {
         return;
     }
@@ -55,19 +55,22 @@ pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) 
     output.forget();
 }
 
-/// Removes the blobs that are not what their names say, so that they are made again and not taken
-/// over; how many.
-fn remove_damaged(blobs: &Path) -> usize {
-    let entries = fs::read_dir(blobs).into_iter().flatten().flatten();
-    let damaged = entries.filter(|entry| {
-        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        let content = || File::open(entry.path()).and_then(|mut file| hash_reader(&mut file));
-        let same = |digest: Digest| entry.file_name().to_str() == Some(&digest.hex());
-        !is_file || !content().is_ok_and(|(digest, _)| same(digest))
+/// Removes the blobs of the store that are not what their names say, so that they are made again and
+/// not taken over; how many. Nothing that a link leads to is looked at.
+fn remove_damaged(store: &Path) -> usize {
+    let (Ok(root), Ok(blobs)) = (Root::open(store), TreePath::new("blobs/sha256")) else {
+        return 0;
+    };
+    let entries = root.list(Some(&blobs)).unwrap_or_default();
+    let damaged = entries.into_iter().filter(|entry| {
+        let Some(path) = entry.name.as_ref().ok().and_then(|it| blobs.child(it).ok()) else {
+            return false;
+        };
+        let digest = || hash_reader(&mut root.open_file(&path).ok()?.0).ok();
+        let same = |digest: Digest| digest.hex() == path.name();
+        !digest().is_some_and(|(digest, _)| same(digest)) && root.remove_file(&path).is_ok()
     });
-    damaged
-        .filter(|entry| fs::remove_file(entry.path()).is_ok())
-        .count()
+    damaged.count()
 }
 
 /// Takes the cases of the next release.
