@@ -848,6 +848,23 @@ fn a_damaged_release_is_made_again() {
     assert_eq!(plan["outputs"][1]["inputs"][0]["file"], "notes.md");
 }
 
+/// A checkout may bring an output directory, with a link in it.
+#[test]
+fn damaged_blobs_are_not_removed_through_a_link() {
+    let project = project(1);
+    project
+        .casepack(["build", "--target", "bundle"])
+        .assert_code(0);
+    project.write("mine/letter.txt", "mine\n");
+    let blobs = project.path("dist/bundle/blobs/sha256");
+    fs::rename(&blobs, project.path("dist/aside")).unwrap();
+    std::os::unix::fs::symlink(project.path("mine"), &blobs).unwrap();
+    let again = ["build", "--target", "bundle", "--verify-outputs"];
+    let outcome = project.casepack(again);
+    assert_eq!(project.read("mine/letter.txt"), "mine\n", "{outcome}");
+    outcome.assert_code(3);
+}
+
 /// The index is believed, as is shown by one that is wrong; until it is damaged, or not wanted.
 #[test]
 fn large_files_that_did_not_change_are_not_read_again() {

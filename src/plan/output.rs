@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::fingerprint::{Aids, GRANULARITY, look, look_of};
 use super::inventory::{Inventory, Made, Making, Writer};
-use super::own::{STATE, failed, own_file, put_aside, real_dir, refused, state_file};
+use super::own::{
+    STAGING, STATE, failed, own_file, put_aside, real_dir, refused, state_file, state_path,
+};
 use super::record::{Known, Record};
 use super::settings::Settings;
 use super::{Doubt, Error};
@@ -125,13 +127,13 @@ impl Output {
         let state = out.join(STATE);
         if access == Access::Write {
             real_dir(&dir)?;
-            let staging = state.join("tmp");
+            let staging = state.join(STAGING);
             real_dir(&staging)?;
             sweep_stale(&staging).map_err(refused("can not remove what a killed build left in"))?;
         }
         if access == Access::Write {
             for kind in ["record", "journal", "files"] {
-                let path = state.join(format!("{target}.{kind}"));
+                let path = state_path(&state, target, kind);
                 if let Some(aside) = put_aside(&path)? {
                     diags.push(
                         Diagnostic::new(
@@ -147,7 +149,7 @@ impl Output {
                 }
             }
         }
-        let path = state.join(format!("{target}.record"));
+        let path = state_path(&state, target, "record");
         let read = match own_file(&path) {
             Ok(bytes) => Record::parse(&bytes),
             Err(error) if error.kind() == ErrorKind::NotFound => Some(Record::default()),
@@ -167,7 +169,7 @@ impl Output {
             );
             Record::default()
         });
-        let path = state.join(format!("{target}.journal"));
+        let path = state_path(&state, target, "journal");
         let mut announced: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         match own_file(&path) {
             Ok(bytes) => {
@@ -186,7 +188,7 @@ impl Output {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             _ => Some(Arc::new(Root::open(&dir).map_err(refused("can not open"))?)),
         };
-        let pool = state.join(format!("{target}.links"));
+        let pool = state_path(&state, target, "links");
         let links = match pool.symlink_metadata() {
             Ok(there) if there.is_dir() => {
                 Some(Links::open(&pool, &record.links).map_err(failed("can not open", &pool))?)
@@ -213,7 +215,7 @@ impl Output {
 
     /// Links files with one of `contents` from now on instead of writing them again.
     pub(super) fn link(&mut self, contents: impl IntoIterator<Item = Digest>) -> Result<(), Error> {
-        let pool = self.state.join(format!("{}.links", self.target));
+        let pool = self.own_path("links");
         if self.links.is_none() {
             real_dir(&pool)?;
             let links = Links::open(&pool, &Seen::new()).map_err(failed("can not open", &pool))?;
@@ -225,24 +227,21 @@ impl Output {
         Ok(())
     }
 
-    fn record_path(&self) -> PathBuf {
-        self.state.join(format!("{}.record", self.target))
-    }
-
-    fn inventory_path(&self) -> PathBuf {
-        self.state.join(format!("{}.files", self.target))
+    /// The file of the state directory that is called `<target>.<kind>`.
+    fn own_path(&self, kind: &str) -> PathBuf {
+        state_path(&self.state, self.target, kind)
     }
 
     /// What was written down of earlier outputs; `None` when there is nothing that can be used.
     fn read_inventory(&self) -> Option<Inventory> {
-        let file = state_file(&self.inventory_path(), OpenOptions::new().read(true)).ok()?;
+        let file = state_file(&self.own_path("files"), OpenOptions::new().read(true)).ok()?;
         Inventory::open(file).ok()
     }
 
     /// Begins to write down what the outputs of this build are made of. With `all`, nothing of
     /// what was written down before will count.
     pub(super) fn write_down(&mut self, settings: Settings, all: bool) -> Result<(), Error> {
-        let path = self.inventory_path();
+        let path = self.own_path("files");
         let earlier = if all { None } else { self.read_inventory() };
         let mut earlier = match earlier {
             None => {
@@ -471,7 +470,7 @@ impl Output {
 
     /// Where directories are made that are renamed when they are whole.
     pub(super) fn staging(&self) -> PathBuf {
-        self.state.join("tmp")
+        self.state.join(STAGING)
     }
 
     /// Bundles: the release that the record is about.
@@ -494,7 +493,7 @@ impl Output {
     pub(super) fn forget(&mut self) {
         self.record = Mutex::default();
         if self.access == Access::Write {
-            fs::remove_file(self.record_path()).ok();
+            fs::remove_file(self.own_path("record")).ok();
         }
     }
 
@@ -653,7 +652,7 @@ impl Output {
     fn announce(&self, place: &TreePath, tree: &str) -> Result<(), Error> {
         let mut line = serde_json::json!([place.as_str(), tree]).to_string();
         line.push('\n');
-        let path = self.journal_path();
+        let path = self.own_path("journal");
         let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
         let file = if let Some(file) = &mut *journal {
             file
@@ -667,10 +666,6 @@ impl Output {
         };
         file.write_all(line.as_bytes())
             .map_err(failed("can not write", &path))
-    }
-
-    fn journal_path(&self) -> PathBuf {
-        self.state.join(format!("{}.journal", self.target))
     }
 
     fn remember(&self, place: &TreePath, case: &CaseId, tree: String) {
@@ -723,11 +718,7 @@ impl Output {
             .record
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        let by_case: BTreeMap<&str, &(String, String)> = record
-            .outputs
-            .values()
-            .filter_map(|known| Some((known.case.as_str(), known.views.as_ref()?)))
-            .collect();
+        let by_case = views_by_case(record);
         let known = cases.iter().filter_map(|id| {
             let (workspace, evaluation) = by_case.get(id.as_str())?;
             Some((id.clone(), workspace.clone(), evaluation.clone()))
@@ -742,11 +733,7 @@ impl Output {
             .record
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        let by_case: BTreeMap<&str, &(String, String)> = record
-            .outputs
-            .values()
-            .filter_map(|known| Some((known.case.as_str(), known.views.as_ref()?)))
-            .collect();
+        let by_case = views_by_case(record);
         let mut hasher = Hasher::new();
         for id in &dataset.cases {
             let (workspace, evaluation) = by_case.get(id.as_str())?;
@@ -805,8 +792,8 @@ impl Output {
                 record.outputs.remove(&name);
             } else if existing(&path) == tree {
                 // Renamed away first, so that a kill leaves no half package under its name.
-                let staging = self.state.join("tmp");
-                let grave = StagedDir::new(&staging).map_err(refused("can not create"))?;
+                let grave =
+                    StagedDir::new(&self.state.join(STAGING)).map_err(refused("can not create"))?;
                 let inside = grave.path().join("gone");
                 fs::rename(&path, &inside).map_err(failed("can not remove", &path))?;
                 drop(grave);
@@ -849,10 +836,11 @@ impl Output {
 
     /// Writes the record; the journal has done its work.
     pub(super) fn finish(self) -> Result<(), Error> {
-        let journal = self.journal_path();
+        let own_path = |kind: &str| state_path(&self.state, self.target, kind);
+        let journal = own_path("journal");
         let mut length = None;
         if let Some(writer) = self.making {
-            let path = self.state.join(format!("{}.files", self.target));
+            let path = own_path("files");
             writer.finish().map_err(failed("can not write", &path))?;
             let whole = self.measure_files.then(|| path.metadata().ok()).flatten();
             length = whole.map(|there| there.len());
@@ -863,10 +851,10 @@ impl Output {
             .unwrap_or_else(PoisonError::into_inner);
         record.files_length = length.unwrap_or(record.files_length);
         if let Some(links) = &self.links {
-            let path = self.state.join(format!("{}.links", self.target));
+            let path = own_path("links");
             record.links = links.finish().map_err(failed("can not read", &path))?;
         }
-        let path = self.state.join(format!("{}.record", self.target));
+        let path = own_path("record");
         // What was written a moment ago could be written again with the same time: the record must
         // be younger than that (the racy rule of git's index).
         let text = record
@@ -883,6 +871,14 @@ impl Output {
             _ => Ok(()),
         }
     }
+}
+
+/// The digests of both views, in hex, of the cases that have some.
+fn views_by_case(record: &Record) -> BTreeMap<&str, &(String, String)> {
+    let known = record.outputs.values();
+    known
+        .filter_map(|known| Some((known.case.as_str(), known.views.as_ref()?)))
+        .collect()
 }
 
 /// What a case of a bundle is known by.

@@ -17,6 +17,13 @@ use crate::fs::{FsError, write_atomic};
 
 /// Where state lies in an output directory.
 pub(super) const STATE: &str = OUTPUT_MARK;
+/// Where in there directories are made that are renamed when they are whole.
+pub(super) const STAGING: &str = "tmp";
+
+/// A file of the state directory that is about one target: its `record`, `journal`, `files`, `links`.
+pub(super) fn state_path(state: &Path, target: &str, kind: &str) -> PathBuf {
+    state.join(format!("{target}.{kind}"))
+}
 
 pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |source| Error {
@@ -145,7 +152,7 @@ fn wait_for(
 
 /// Whether outputs of a target are recorded in an output directory.
 pub(super) fn is_recorded(out: &Path, target: &str) -> bool {
-    let record = out.join(STATE).join(format!("{target}.record"));
+    let record = state_path(&out.join(STATE), target, "record");
     record.symlink_metadata().is_ok_and(|there| there.is_file())
 }
 

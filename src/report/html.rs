@@ -17,7 +17,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::compare::Change;
 use super::excerpt::cut;
-use super::words::{number, percent, time};
+use super::words::{number, outcome, percent, time};
 use super::{Report, excerpt::Home};
 use crate::digest::Digest;
 use crate::escape::html as escaped;
@@ -223,13 +223,6 @@ fn compared(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
              </tr></thead>\n<tbody>"
         )?;
     }
-    let shown = |case: Option<&CaseResult>| match case {
-        None => "–".to_owned(),
-        Some(case) => match case.reward {
-            Some(reward) => format!("{} {}", case.status.name(), number(reward)),
-            None => case.status.name().to_owned(),
-        },
-    };
     let cases = report.results.cases.iter().enumerate();
     let places: BTreeMap<&str, usize> = cases.map(|(at, case)| (case.id.as_str(), at)).collect();
     for it in changes {
@@ -242,8 +235,8 @@ fn compared(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
             to,
             "<tr><td><span class=\"badge {word}\">{word}</span></td><td class=\"id\">{case}</td>\
              <td>{}</td><td>{}</td></tr>",
-            shown(it.before),
-            shown(it.after),
+            outcome(it.before),
+            outcome(it.after),
         )?;
     }
     if !changes.is_empty() {

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use super::Report;
 use super::compare::Change;
 use super::excerpt::cut;
-use super::words::{number, percent, time};
+use super::words::{number, outcome, percent, time};
 use crate::escape::markdown;
 use crate::run::{CaseResult, Status};
 
@@ -156,13 +156,6 @@ fn compared(report: &Report<'_>, out: &mut String) -> std::fmt::Result {
         count(Change::New),
         count(Change::Gone),
     )?;
-    let shown = |case: Option<&CaseResult>| match case {
-        None => "–".to_owned(),
-        Some(case) => match case.reward {
-            Some(reward) => format!("{} {}", case.status.name(), number(reward)),
-            None => case.status.name().to_owned(),
-        },
-    };
     let told = changes
         .iter()
         .filter(|it| matches!(it.change, Change::Fixed | Change::Broken | Change::Reward));
@@ -185,8 +178,8 @@ fn compared(report: &Report<'_>, out: &mut String) -> std::fmt::Result {
             "| {} | {} | {} | {} |",
             it.change.name(),
             short(it.case),
-            shown(it.before),
-            shown(it.after),
+            outcome(it.before),
+            outcome(it.after),
         )?;
     }
     more(left, out)?;

@@ -17,6 +17,17 @@ pub(super) fn number(number: f64) -> String {
     }
 }
 
+/// What became of a case in one of two runs: its status, and its reward when it has one.
+pub(super) fn outcome(case: Option<&CaseResult>) -> String {
+    match case {
+        None => "–".to_owned(),
+        Some(case) => match case.reward {
+            Some(reward) => format!("{} {}", case.status.name(), number(reward)),
+            None => case.status.name().to_owned(),
+        },
+    }
+}
+
 /// `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 03 min`.
 pub(super) fn time(time: Duration) -> String {
     let seconds = time.as_secs();
