@@ -89,6 +89,9 @@ impl StagedFile {
     pub fn commit(mut self) -> Result<(), FsError> {
         rustix::fs::renameat(&self.parent, &self.temp, &self.parent, &self.name)
             .map_err(|errno| self.failed(errno))?;
+        // The lock was for the file that nobody else had a name for; a child that another thread is
+        // starting may have the handle a little longer than we.
+        rustix::fs::flock(&self.file, FlockOperation::Unlock).ok();
         self.done = true;
         Ok(())
     }
@@ -760,6 +763,18 @@ mod tests {
         }
         remove_tree(&top).unwrap();
         assert!(names_in(temp.path()).is_empty());
+    }
+
+    #[test]
+    fn a_file_in_its_place_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        let staged = root.stage(&TreePath::new("a").unwrap(), 0o644).unwrap();
+        let inherited = staged.file.try_clone().unwrap();
+        staged.commit().unwrap();
+        let file = File::open(dir.path().join("a")).unwrap();
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        drop(inherited);
     }
 
     #[test]
