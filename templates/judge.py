@@ -773,8 +773,8 @@ def explain(error, context):
     if isinstance(error, SystemExit):
         return "the judge called sys.exit(%s) instead of returning a verdict" % (error.code,)
     if isinstance(error, ImportError) and error.name:
-        return "the judge cannot import %s, neither from tests/judges nor from the image %s: %s" % (
-            error.name, context["image"], error)
+        return "the judge cannot import %s, neither from tests/judges nor from %s: %s" % (
+            error.name, context["place"], error)
     text = type(error).__name__
     with contextlib.suppress(Exception):                # its message may not be showable
         text += ": %s" % error if str(error) else ""
@@ -888,11 +888,18 @@ def write(path, text):
     os.rename(path + ".new", path)
 
 
+def place(config):
+    """Where modules are looked for; a local run says where its files are, and has no image"""
+    if os.environ.get("CASEPACK_TESTS_DIR"):
+        return "this machine's python3 (%s)" % sys.executable
+    return "the image %s" % (config.get("image") or "(unknown)")
+
+
 def judge_case(config, judges, tests, logs, workdir, out, notes):
     """{judge: its entry in judges.json}"""
     # A tenth of the time is left to write a reward.
     deadline = STARTED + 0.9 * (config.get("verifier_timeout") or VERIFIER_TIMEOUT)
-    context = {"tests": tests, "image": config.get("image") or "(unknown)", "deadline": deadline,
+    context = {"tests": tests, "place": place(config), "deadline": deadline,
                "model": (config.get("models") or {}).get("judge")}
     try:
         record = collect(config, tests, logs, workdir, out, notes)

@@ -89,7 +89,7 @@ def own_prompt(judge, record, context):
     prompt = judge.get("llm_rubric") or judge.get("prompt") or material(judge["prompt_file"], "prompt_file")
     if judge.get("llm_rubric") and not re.search(r"\{\{\s*conversation\s*\}\}", prompt):
         prompt += "\n\n# Agent Response to Evaluate\n\n{{ conversation }}"
-    prompt = render(prompt, names, context["image"])
+    prompt = render(prompt, names, context["place"])
     for path in judge.get("context") or []:
         prompt += "\n\n## Context: %s\n\n%s" % (path.rsplit("/", 1)[-1], material(path, "context file"))
     return prompt
@@ -187,7 +187,7 @@ def look_up(node, names):
     raise NotSimple
 
 
-def render(template, names, image):
+def render(template, names, place):
     def fill(match):
         try:
             node = ast.parse(match.group(1).strip(), mode="eval").body
@@ -204,8 +204,8 @@ def render(template, names, image):
     try:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise Problem("the prompt uses more of Jinja than placeholders, which needs the module jinja2 in the image "
-                      "%s; without it there are {{ name }}, {{ name.key }} and the filters tojson and default" % image)
+        raise Problem("the prompt uses more of Jinja than placeholders, which needs the module jinja2 in %s; "
+                      "without it there are {{ name }}, {{ name.key }} and the filters tojson and default" % place)
     engine = ImmutableSandboxedEnvironment()
     engine.filters["tojson"] = tojson
     return engine.from_string(template).render(names)
