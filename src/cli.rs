@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::FromArgMatches as _;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use self::args::{CommandLine, OutputFormat, Verb};
@@ -167,10 +167,13 @@ fn json_is_wanted(args: &[OsString]) -> bool {
         || settings::variable("CASEPACK_OUTPUT").is_some_and(|value| value == "json")
 }
 
-/// A flag that the first SIGINT or SIGTERM sets; the second one ends the process at once.
+/// A flag that the first signal to end (SIGINT, SIGTERM, and SIGHUP of a terminal that is closed) sets;
+/// the second one ends the process at once.
 fn interrupts() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    // Whoever was started by nohup is to go on.
+    let hangup = (!settings::is_ignored(SIGHUP)).then_some(SIGHUP);
+    for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
         // In this order: the first signal finds the flag unset, and only then sets it. Where
         // handlers can't be set, a signal ends the process, which loses nothing that is whole.
         let code = Exit::Interrupted as u8;

@@ -12,6 +12,7 @@ mod files;
 mod find;
 mod formula;
 mod harbor_task;
+pub(crate) use harbor_task::schema as task_toml;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -516,6 +517,34 @@ pub enum Phase {
     BeforeScoring,
     AfterAll,
     BeforeReport,
+}
+
+impl Phase {
+    /// All of them, in the order in which a run comes to them.
+    pub const ALL: [Self; 8] = [
+        Self::BeforeAll,
+        Self::BeforeEach,
+        Self::BeforeStep,
+        Self::AfterStep,
+        Self::AfterEach,
+        Self::BeforeScoring,
+        Self::AfterAll,
+        Self::BeforeReport,
+    ];
+
+    /// The key in `hooks`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BeforeAll => "before_all",
+            Self::BeforeEach => "before_each",
+            Self::BeforeStep => "before_step",
+            Self::AfterStep => "after_step",
+            Self::AfterEach => "after_each",
+            Self::BeforeScoring => "before_scoring",
+            Self::AfterAll => "after_all",
+            Self::BeforeReport => "before_report",
+        }
+    }
 }
 
 /// One command of `hooks.<phase>`.

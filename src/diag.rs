@@ -336,3 +336,13 @@ impl Diagnostics {
             .count()
     }
 }
+
+/// A number with what is counted: `1 case`, `2 cases`.
+pub fn count<N: Copy + std::fmt::Display + PartialEq + From<u8>>(
+    number: N,
+    one: &str,
+    many: &str,
+) -> String {
+    let what = if number == N::from(1) { one } else { many };
+    format!("{number} {what}")
+}

@@ -21,9 +21,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-pub use self::compare::{Change, Changed, compare};
+pub use self::compare::{Change, Changed, compare, strangeness};
 pub use self::merge::{Merged, merge};
 pub use self::read::{Unreadable, read};
+pub use self::words::{mean_reward, usage};
 use crate::escape;
 use crate::fs::{FsError, Root, write_atomic};
 use crate::path::TreePath;
@@ -108,7 +109,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Held against an earlier run.
+    /// Held against an earlier run. Whether the two are of one kind is told by [`strangeness`].
     #[must_use]
     pub fn against(mut self, before: &'a RunResults) -> Self {
         self.compared = Some((before, compare(before, self.results)));
@@ -278,10 +279,31 @@ pub(crate) mod tests {
         assert_eq!(results_json(&read), document);
     }
 
+    /// Whoever crashes in half of the cases is not told to be perfect.
     #[test]
-    fn the_mean_is_over_the_cases_with_a_reward() {
+    fn the_mean_says_what_it_is_of() {
         let none = results(vec![case("a", Status::Error, None)]);
         assert_eq!(none.summary().mean_reward, None);
+        assert_eq!(none.summary().mean_reward_errors_as_zero, Some(0.0));
+        let half = results(vec![
+            case("a", Status::Passed, Some(1.0)),
+            case("b", Status::Error, None),
+            case("c", Status::Skipped, None),
+        ]);
+        let summary = half.summary();
+        assert_eq!(summary.mean_reward, Some(1.0));
+        assert_eq!(summary.mean_reward_errors_as_zero, Some(0.5));
+        assert_eq!(
+            mean_reward(&summary).unwrap(),
+            "mean reward 0.50 (no verdict counts as 0; 1.00 where there is one)"
+        );
+        let mut tried = case("a", Status::Error, Some(1.0));
+        tried.attempts = half.cases;
+        let summary = results(vec![tried]).summary();
+        assert_eq!(summary.mean_reward_errors_as_zero, Some(0.5));
+        let fine = results(vec![case("a", Status::Passed, Some(1.0))]).summary();
+        assert_eq!(mean_reward(&fine).unwrap(), "mean reward 1.00");
+        assert_eq!(mean_reward(&results(Vec::new()).summary()), None);
         assert!(!none.all_passed());
         assert!(results(vec![case("a", Status::Passed, Some(1.0))]).all_passed());
         assert!(!results(vec![case("a", Status::Skipped, None)]).all_passed());

@@ -49,7 +49,7 @@ pub use self::results::{
 use self::resume::Start;
 use self::sandbox::{Sandbox, find_program};
 use self::worker::Worker;
-use crate::dataset::{Dataset, Execution, Mode, OUTPUT_MARK, Phase, Threshold};
+use crate::dataset::{self, Dataset, Execution, Mode, OUTPUT_MARK, Phase, Threshold};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
@@ -172,6 +172,11 @@ const ETC: &str = ".etc";
 /// The reward that passes a case unless `--pass-at` says otherwise: all of it.
 pub const PASS_AT: f64 = 1.0;
 
+/// What to do where nobody is named who could work.
+const NAME_AN_AGENT: &str = "Name one with --agent claude-code, codex or opencode, give a command \
+                             with --agent-command, or run with --agent oracle (the package's own \
+                             solution) or --agent nop (nobody).";
+
 /// Why nothing was run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -230,10 +235,7 @@ pub fn run(
     diags: &mut Diagnostics,
 ) -> Result<RunResults, Error> {
     check_place(request.runs_dir, request.run_id, request.resume)?;
-    let agent = match request.harbor {
-        Some(args) => check_harbor(request, args, diags)?,
-        None => check_agent(request, diags)?,
-    };
+    let agent = who(request, diags)?;
     let io = |doing, path: &Path| {
         let path = path.to_owned();
         move |source| Error::Io {
@@ -397,15 +399,7 @@ fn by_harbor(
         stage: Stage::Run,
         total: request.packages.len(),
     });
-    let cases = engine::run(request, args, &dir)?;
-    for case in &cases {
-        observer.on(Event::CaseRun {
-            case: &case.id,
-            status: case.status.name(),
-            reward: case.reward,
-            duration: case.duration,
-        });
-    }
+    let cases = engine::run(request, args, &dir, observer)?;
     observer.on(Event::StageFinished { stage: Stage::Run });
     Ok(RunResults {
         run_id: request.run_id.to_owned(),
@@ -432,37 +426,70 @@ fn by_harbor(
     })
 }
 
+/// What is wrong with a run before any package is looked at (`packages` may be empty): all of it at
+/// once, as findings. Nothing is written.
+///
+/// # Errors
+/// When it can not be begun.
+pub fn check(request: &Request<'_>, diags: &mut Diagnostics) -> Result<(), Error> {
+    let agent = who(request, diags);
+    if request.resume && request.harbor.is_none() {
+        let name = agent.as_deref().ok();
+        let dir = request.runs_dir.join(request.run_id);
+        Start::of(request, name.unwrap_or_default()).is_that_in(&dir, name.is_some())?;
+    }
+    agent?;
+    if request.harbor.is_none() && request.sandbox == SandboxMode::Bwrap {
+        find_sandbox(request, request.runs_dir).map_err(|reason| Error::Sandbox { reason })?;
+    }
+    Ok(())
+}
+
+/// Who works: the agent's name.
+fn who(request: &Request<'_>, diags: &mut Diagnostics) -> Result<String, Error> {
+    match request.harbor {
+        Some(args) => check_harbor(request, args, diags),
+        None => check_agent(request, diags),
+    }
+}
+
 /// Who works, when Harbor is the engine.
 fn check_harbor(
     request: &Request<'_>,
     args: &[String],
     diags: &mut Diagnostics,
 ) -> Result<String, Error> {
+    let mut fine = true;
     let mut refused = |message: String, help: &str| {
+        fine = false;
         diags.push(Diagnostic::new(Rule::Unsupported, message).help(help));
-        Err(Error::Refused)
     };
     if find_program(engine::PROGRAM, request.env).is_none() {
-        return refused(
+        refused(
             "The program 'harbor' is not found in PATH.".to_owned(),
             "Install Harbor (a Python package of that name), or run without --engine harbor.",
         );
     }
     if request.resume {
-        return refused(
+        refused(
             "A run by Harbor can not be taken up again with --resume.".to_owned(),
             "Use `harbor job resume` on the jobs directory of the run.",
         );
     }
-    if engine::names_agent(args) {
-        return Ok("harbor".to_owned());
-    }
-    match engine::agent(request) {
-        Some(agent) => Ok(agent.to_owned()),
-        None => refused(
+    let agent = if engine::names_agent(args) {
+        Some(engine::PROGRAM)
+    } else {
+        engine::agent(request)
+    };
+    if agent.is_none() {
+        refused(
             engine::no_agent(request),
             "Name one with --agent, or pass Harbor's own option through: -- -a NAME.",
-        ),
+        );
+    }
+    match agent {
+        Some(agent) if fine => Ok(agent.to_owned()),
+        _ => Err(Error::Refused),
     }
 }
 
@@ -762,45 +789,56 @@ fn check_id(id: &str) -> Result<(), Error> {
     fine.then_some(()).ok_or(Error::RunId { id })
 }
 
-/// The agent's name; refuses what can't be run at all before anything is written.
+/// The agent's name; tells of everybody who is to work and can't.
 fn check_agent(request: &Request<'_>, diags: &mut Diagnostics) -> Result<String, Error> {
-    let refused = |diags: &mut Diagnostics, message: String| {
-        let help = "Name one with --agent claude-code, codex or opencode, give a command with \
-                    --agent-command, or run with --agent oracle (the package's own solution) or \
-                    --agent nop (nobody).";
-        diags.push(
-            Diagnostic::new(Rule::Unsupported, message)
-                .field("runner")
-                .help(help),
-        );
-        Err(Error::Refused)
+    let execution = match (request.agent, request.execution) {
+        (Agent::Oracle, _) => return Ok("oracle".to_owned()),
+        (Agent::Nop, _) => return Ok("nop".to_owned()),
+        (Agent::Runner, execution) => execution,
     };
-    match (request.agent, request.execution) {
-        (Agent::Oracle, _) => Ok("oracle".to_owned()),
-        (Agent::Nop, _) => Ok("nop".to_owned()),
-        (Agent::Runner, None) => refused(
-            diags,
-            "Packages do not say which agent is to run them.".to_owned(),
-        ),
-        (Agent::Runner, Some(execution)) => match Worker::of(&execution.runner) {
-            Ok(Worker::Known(known)) if find_program(known.program(), request.env).is_none() => {
-                diags.push(
-                    Diagnostic::new(
-                        Rule::Unsupported,
-                        format!(
-                            "The program '{}' of the agent {} is not found in PATH.",
-                            known.program(),
-                            known.name()
-                        ),
-                    )
-                    .field("runner.type")
-                    .help("Install it, or run with --agent oracle or --agent nop."),
-                );
-                Err(Error::Refused)
-            }
-            Ok(_) => Ok(execution.runner.kind.clone()),
-            Err(message) => refused(diags, message),
-        },
+    let mut refused = |place: &str, message: String, help: &str| {
+        let finding = Diagnostic::new(Rule::Unsupported, message).field(place);
+        diags.push(finding.help(help));
+    };
+    let mut fine = true;
+    let mut look = |runner: &dataset::Runner, place: &str| {
+        let (field, message, help) = match Worker::of(runner) {
+            Ok(Worker::Known(known)) if find_program(known.program(), request.env).is_none() => (
+                format!("{place}.type"),
+                format!(
+                    "The program '{}' of the agent {} is not found in PATH.",
+                    known.program(),
+                    known.name()
+                ),
+                "Install it, or run with --agent oracle or --agent nop.",
+            ),
+            Ok(_) => return,
+            Err(message) => (place.to_owned(), message, NAME_AN_AGENT),
+        };
+        fine = false;
+        refused(&field, message, help);
+    };
+    let Some(execution) = execution else {
+        let message = "Packages do not say which agent is to run them.".to_owned();
+        refused("runner", message, NAME_AN_AGENT);
+        return Err(Error::Refused);
+    };
+    look(&execution.runner, "runner");
+    // All cases have the same steps; what is wrong with the case is told when it is built.
+    let first = request.dataset.filter(|_| request.step_runners);
+    let first = first.and_then(|dataset| {
+        let first = dataset.cases.first()?;
+        dataset.read_case(first, &mut Diagnostics::default())
+    });
+    for (index, step) in first.iter().flat_map(|case| case.steps.iter().enumerate()) {
+        if let Some(runner) = &step.runner {
+            look(runner, &format!("execution.steps[{index}].runner"));
+        }
+    }
+    if fine {
+        Ok(execution.runner.kind.clone())
+    } else {
+        Err(Error::Refused)
     }
 }
 

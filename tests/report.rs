@@ -235,6 +235,31 @@ fn an_earlier_run_is_compared_with() {
         ),
         "{summary}"
     );
+    outcome.assert_stderr_without("baseline-differs");
+    // Of another dataset, by another measure.
+    let mut other = results("other", &[case("ticket-101", "failed", Some(0.0))]);
+    other["dataset"] = json!({"name": "other-data", "digest": null, "packages_digest": "sha256:1"});
+    other["pass_at"] = json!(0.5);
+    put(&project, "other", &other);
+    let outcome = report(
+        &project,
+        &["triage", "--baseline", "other", "--output", "json"],
+    );
+    let told = &outcome.assert_code(1).json()["diagnostics"][0];
+    assert_eq!(told["rule"], "baseline-differs");
+    let message = told["message"].as_str().unwrap();
+    let summary = project.read("runs/triage/summary.md");
+    let page = project.read("runs/triage/report.html");
+    for part in [
+        "of another dataset, ",
+        "1 case is in both runs",
+        "had --pass-at 0.5, and this run 1.",
+    ] {
+        assert!(message.contains(part), "{message}");
+        assert!(page.contains(part), "{part}");
+    }
+    assert!(message.contains("'other-data'"), "{message}");
+    assert!(summary.contains("another dataset"), "{summary}");
 }
 
 #[test]

@@ -202,8 +202,8 @@ fn find(
         .ok_or_else(nothing)?;
     if found.objects > OBJECTS {
         let message = format!(
-            "{url} has {} objects, which take one pod about {} s.",
-            found.objects,
+            "{url} has {}, which take one pod about {} s.",
+            count(found.objects, "object", "objects"),
             seconds(found.objects, found.bytes)
         );
         diags.push(Diagnostic::new(Rule::SlowDownload, message).help(

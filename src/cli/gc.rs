@@ -7,7 +7,7 @@ use super::args::Gc;
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
 use super::store;
-use super::ui::size;
+use super::ui::{count, size};
 use crate::diag::Diagnostics;
 use crate::publish::{Collection, Remote, collect};
 use crate::store::Purpose;
@@ -27,7 +27,9 @@ fn pass(args: &Gc, context: &Context) -> Result<Outcome, (Exit, Failure)> {
         write: args.write,
     };
     let done = collect(remote, pass).map_err(|error| store::told(&error))?;
-    let blobs = |(number, bytes): (u64, u64)| format!("{number} blobs ({})", size(bytes));
+    let blobs = |(number, bytes): (u64, u64)| {
+        format!("{} ({})", count(number, "blob", "blobs"), size(bytes))
+    };
     let mut outcome = Outcome::of(Diagnostics::default())
         .field("store", args.store.to_string())
         .field("write", args.write)

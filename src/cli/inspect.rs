@@ -7,7 +7,7 @@ use super::args::Inspect;
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
 use super::store;
-use super::ui::{Cell, Ink, Table, size};
+use super::ui::{Cell, Ink, Table, count, size};
 use crate::bundle::{Release, View};
 use crate::diag::Diagnostics;
 use crate::path::CaseId;
@@ -50,7 +50,11 @@ fn whole(release: &Release, context: &Context) -> Outcome {
         });
         row(
             view.name(),
-            format!("{files} files, {}; {stored} of packs", size(bytes)),
+            format!(
+                "{}, {}; {stored} of packs",
+                count(files, "file", "files"),
+                size(bytes)
+            ),
         );
     }
     for (name, value) in &document.options {

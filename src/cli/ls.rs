@@ -7,7 +7,7 @@ use super::args::Ls;
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
 use super::store;
-use super::ui::{Cell, Ink, Table, size};
+use super::ui::{Cell, Ink, Table, count, size};
 use crate::bundle::RefName;
 use crate::diag::Diagnostics;
 use crate::publish::{CaseRow, Remote, Which, cases};
@@ -41,7 +41,7 @@ fn refs(remote: Remote<'_>, context: &Context) -> Result<Outcome, (Exit, Failure
                 table.row([
                     Cell::new(name).ink(Ink::Strong),
                     Cell::new(release.digest.to_string()),
-                    Cell::new(format!("{} cases", document.cases)).right(),
+                    Cell::new(count(document.cases, "case", "cases")).right(),
                     Cell::new(size(bytes)).right(),
                     Cell::new(document.name.clone()),
                 ]);
@@ -96,7 +96,7 @@ fn of_release(
         table.row([
             Cell::new(id.as_str()).ink(Ink::Strong),
             Cell::new(tree.to_string()),
-            Cell::new(format!("{files} files")).right(),
+            Cell::new(count(files, "file", "files")).right(),
             Cell::new(size(bytes)).right(),
         ]);
         fields.push(json!({

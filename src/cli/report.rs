@@ -12,7 +12,7 @@ use super::input::refused;
 use super::outcome::{Failure, Outcome};
 use super::run::show;
 use super::ui::{Cell, Ink, Table, count};
-use crate::diag::Diagnostics;
+use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
 use crate::report::{self, Change, Changed, DOCUMENTS, Report, Unreadable};
 use crate::run::RunResults;
@@ -72,6 +72,12 @@ pub(super) fn run(args: &args::Report, context: &Context) -> Outcome {
     let mut report = Report::of_merged(&merged);
     if let Some(before) = &before {
         report = report.against(before);
+        let told = report::strangeness(before, &merged.results);
+        if !told.is_empty() {
+            diags.push(Diagnostic::new(Rule::BaselineDiffers, told.join(" ")).help(
+                "Nothing has to be done if that is meant; else name a run of the same dataset.",
+            ));
+        }
     }
     let written = write(&report, &merged.results, &into, in_place);
     let path = match written {

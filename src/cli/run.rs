@@ -9,7 +9,7 @@ use super::Context;
 use super::args::{OutputFormat, Run, Who};
 use super::build;
 use super::exit::Exit;
-use super::input;
+use super::input::{self, Loaded};
 use super::outcome::{Failure, Outcome, interrupted};
 use super::settings;
 use super::ui::{Cell, Ink, Progress, Table, count};
@@ -21,8 +21,8 @@ use crate::path::CaseId;
 use crate::plan::Select;
 use crate::report;
 use crate::run::{
-    Agent, CaseResult, Error, ErrorKind, PackageRef, Packages, Request, RunResults, ViewDigests,
-    check_place, find_packages, run as run_packages,
+    self, Agent, CaseResult, Error, ErrorKind, PackageRef, Packages, Request, RunResults,
+    ViewDigests, check_place, find_packages, run as run_packages,
 };
 use crate::target::Target::Harbor;
 
@@ -47,11 +47,20 @@ pub(super) fn run(args: &Run, context: &Context) -> Outcome {
     if let Err(error) = place.check() {
         return not_begun(&error, diags);
     }
-    let target = match find(args, context, &mut diags) {
+    let mut target = match find(args, context, &mut diags) {
         Ok(Some(target)) => target,
         Ok(None) => return Outcome::of(diags).at_least(Exit::Findings),
         Err(stopped) => return stopped.outcome(diags),
     };
+    let checked = target.request(args, &place, context);
+    match run::check(&checked, &mut diags) {
+        Ok(()) => {}
+        Err(Error::Refused) => return Outcome::of(diags).at_least(Exit::Findings),
+        Err(error) => return not_begun(&error, diags),
+    }
+    if let Err(stopped) = target.build(args, context, &mut diags) {
+        return stopped.outcome(diags);
+    }
     match execute(args, &place, &target, context, &mut diags) {
         Ok(mut results) => {
             results.other_shards = target.other_shards;
@@ -126,7 +135,8 @@ impl Place {
 
 /// What is to be run.
 struct Target {
-    dataset: Option<Dataset>,
+    /// The dataset, whose packages are still to be built.
+    loaded: Option<Loaded>,
     execution: Option<Execution>,
     name: String,
     digest: Option<Digest>,
@@ -136,6 +146,7 @@ struct Target {
     jobs: usize,
     /// Cases that --shard leaves to other runs.
     other_shards: Vec<String>,
+    agent_home: Option<PathBuf>,
 }
 
 /// Why nothing is run.
@@ -167,7 +178,7 @@ fn find(args: &Run, context: &Context, diags: &mut Diagnostics) -> Result<Option
     };
     let mut target = match found {
         Some(found) => of_packages(args, found, context, diags)?,
-        None => match of_dataset(args, context, diags)? {
+        None => match of_dataset(args, context, diags).map_err(Stopped::Usage)? {
             Some(target) => target,
             None => return Ok(None),
         },
@@ -188,6 +199,16 @@ fn find(args: &Run, context: &Context, diags: &mut Diagnostics) -> Result<Option
     if let Some(Runner { kind, command, .. }) = runner {
         let own = &mut target.execution.get_or_insert_default().runner;
         (own.kind, own.command) = (kind, command);
+    }
+    if let Some(home) = &running.agent_home {
+        let path = context.machine.absolute(home);
+        if !path.is_dir() {
+            return Err(Stopped::Usage(Failure::new(
+                format!("--agent-home '{}' is no directory.", home.display()),
+                "Name the home directory with the agent's login files, for example ~.",
+            )));
+        }
+        target.agent_home = Some(path);
     }
     Ok(Some(target))
 }
@@ -222,7 +243,8 @@ fn of_packages(
     let packages = found.packages.into_iter();
     Ok(Target {
         other_shards: left_to_others(&select, &ids),
-        dataset: None,
+        agent_home: None,
+        loaded: None,
         execution: None,
         name: found.name,
         digest: None,
@@ -237,64 +259,119 @@ fn of_dataset(
     args: &Run,
     context: &Context,
     diags: &mut Diagnostics,
-) -> Result<Option<Target>, Stopped> {
-    let loaded =
-        input::load(&args.input, &args.packaging, context, diags).map_err(Stopped::Usage)?;
-    let Some(mut loaded) = loaded else {
+) -> Result<Option<Target>, Failure> {
+    let Some(loaded) = input::load(&args.input, &args.packaging, context, diags)? else {
         return Ok(None);
     };
-    let mut destination = args.destination.clone();
-    if uses_results_of_steps(&loaded.dataset) {
-        // Kept apart from what may be given to others.
-        loaded.options.local = true;
-        destination.out.push("local");
-    }
-    let built =
-        build::build(&loaded, &[Harbor], &destination, context, diags).map_err(Stopped::Build)?;
-    if built.interrupted {
-        return Err(Stopped::Interrupted);
-    }
-    // A run of what is left would give a mean that looks like one of the whole dataset.
-    if diags.has_errors() {
-        return Err(Stopped::Findings(Failure::new(
-            "Nothing was run, because of the errors above.",
-            "Mend them, or choose the cases that are fine with --case.",
-        )));
-    }
-    let mut views: BTreeMap<CaseId, ViewDigests> = BTreeMap::new();
-    // Cases that --case left out are in no list, so that nobody could tell whether all are there.
-    let shard_only = args.input.reading.globs().is_empty();
-    for (id, workspace, evaluation) in built.views.into_iter().filter(|_| shard_only) {
-        let [workspace, evaluation] = [workspace, evaluation].map(|hex| format!("sha256:{hex}"));
-        views.insert(
-            id,
-            ViewDigests {
-                workspace,
-                evaluation,
-            },
-        );
-    }
-    let packages = built.packages.into_iter().map(|(id, dir)| PackageRef {
-        views: views.remove(&id),
-        id,
-        dir,
-    });
-    let dataset = loaded.dataset;
+    let dataset = &loaded.dataset;
     let given = args.input.reading.jobs.map(Into::into);
     Ok(Some(Target {
         other_shards: left_to_others(&loaded.select, &dataset.cases),
         execution: Some(dataset.execution.clone()),
         name: dataset.name.clone(),
-        digest: built.dataset_digest,
-        packages: packages.collect(),
+        digest: None,
+        packages: Vec::new(),
         thresholds: dataset.verification.thresholds.clone(),
         project: dataset.sources.project.clone(),
         // What the dataset says about its agent counts before what the machine could do.
         jobs: given
             .or(dataset.execution.parallelism)
             .unwrap_or(loaded.jobs),
-        dataset: Some(dataset),
+        agent_home: None,
+        loaded: Some(loaded),
     }))
+}
+
+impl Target {
+    /// Builds the packages of a dataset.
+    fn build(
+        &mut self,
+        args: &Run,
+        context: &Context,
+        diags: &mut Diagnostics,
+    ) -> Result<(), Stopped> {
+        let Some(loaded) = &mut self.loaded else {
+            return Ok(());
+        };
+        let mut destination = args.destination.clone();
+        if uses_results_of_steps(&loaded.dataset) {
+            // Kept apart from what may be given to others.
+            loaded.options.local = true;
+            destination.out.push("local");
+        }
+        let built = build::build(loaded, &[Harbor], &destination, context, diags)
+            .map_err(Stopped::Build)?;
+        if built.interrupted {
+            return Err(Stopped::Interrupted);
+        }
+        // A run of what is left would give a mean that looks like one of the whole dataset.
+        if diags.has_errors() {
+            return Err(Stopped::Findings(Failure::new(
+                "Nothing was run, because of the errors above.",
+                "Mend them, or choose the cases that are fine with --case.",
+            )));
+        }
+        let mut views: BTreeMap<CaseId, ViewDigests> = BTreeMap::new();
+        // Cases that --case left out are in no list, so that nobody could tell whether all are there.
+        let shard_only = args.input.reading.globs().is_empty();
+        for (id, workspace, evaluation) in built.views.into_iter().filter(|_| shard_only) {
+            let [workspace, evaluation] =
+                [workspace, evaluation].map(|hex| format!("sha256:{hex}"));
+            views.insert(
+                id,
+                ViewDigests {
+                    workspace,
+                    evaluation,
+                },
+            );
+        }
+        let packages = built.packages.into_iter().map(|(id, dir)| PackageRef {
+            views: views.remove(&id),
+            id,
+            dir,
+        });
+        self.packages = packages.collect();
+        self.digest = built.dataset_digest;
+        Ok(())
+    }
+
+    /// What the command line asks for.
+    fn request<'a>(&'a self, args: &'a Run, place: &'a Place, context: &'a Context) -> Request<'a> {
+        let running = &args.running;
+        let overridden = running.agent_command.is_some() || matches!(running.agent, Who::Known(_));
+        Request {
+            dataset: self.loaded.as_ref().map(|loaded| &loaded.dataset),
+            execution: self.execution.as_ref(),
+            step_runners: !overridden,
+            thresholds: &self.thresholds,
+            dataset_name: &self.name,
+            dataset_digest: self.digest,
+            packages: &self.packages,
+            runs_dir: &place.runs_dir,
+            run_id: place.run_id.as_deref().unwrap_or_default(),
+            resume: place.resume,
+            project: &self.project,
+            agent: match running.agent {
+                Who::Oracle => Agent::Oracle,
+                Who::Nop => Agent::Nop,
+                Who::Config | Who::Known(_) => Agent::Runner,
+            },
+            model: running.model.as_deref(),
+            sandbox: running.sandbox,
+            // Where there is no /proc, as on other systems, this program can not call itself.
+            keeper: Path::new("/proc/self/exe").exists(),
+            keep: running.keep_workspaces,
+            jobs: self.jobs.max(1),
+            attempts: running.attempts,
+            retries: running.retries,
+            agent_home: self.agent_home.as_deref(),
+            env: &context.machine.env,
+            pass_at: running.pass_at,
+            harbor: (running.engine == "harbor").then_some(running.harbor_args.as_slice()),
+            agent_timeout: args.packaging.agent_timeout(),
+            stop: &context.stop,
+        }
+    }
 }
 
 fn left_to_others(select: &Select, cases: &[CaseId]) -> Vec<String> {
@@ -323,50 +400,12 @@ fn execute(
     context: &Context,
     diags: &mut Diagnostics,
 ) -> Result<RunResults, Error> {
-    let machine = &context.machine;
-    let running = &args.running;
-    let agent_home = running
-        .agent_home
-        .as_ref()
-        .map(|home| machine.absolute(home));
-    let overridden = running.agent_command.is_some() || matches!(running.agent, Who::Known(_));
-    let request = Request {
-        dataset: target.dataset.as_ref(),
-        execution: target.execution.as_ref(),
-        step_runners: !overridden,
-        thresholds: &target.thresholds,
-        dataset_name: &target.name,
-        dataset_digest: target.digest,
-        packages: &target.packages,
-        runs_dir: &place.runs_dir,
-        run_id: "",
-        resume: place.resume,
-        project: &target.project,
-        agent: match running.agent {
-            Who::Oracle => Agent::Oracle,
-            Who::Nop => Agent::Nop,
-            Who::Config | Who::Known(_) => Agent::Runner,
-        },
-        model: running.model.as_deref(),
-        sandbox: running.sandbox,
-        // Where there is no /proc, as on other systems, this program can not call itself.
-        keeper: Path::new("/proc/self/exe").exists(),
-        keep: running.keep_workspaces,
-        jobs: target.jobs.max(1),
-        attempts: running.attempts,
-        retries: running.retries,
-        agent_home: agent_home.as_deref(),
-        env: &machine.env,
-        pass_at: running.pass_at,
-        harbor: (running.engine == "harbor").then_some(running.harbor_args.as_slice()),
-        agent_timeout: args.packaging.agent_timeout(),
-        stop: &context.stop,
-    };
+    let request = target.request(args, place, context);
     let progress = Progress::new(&context.look);
-    if let Some(run_id) = &place.run_id {
-        return run_packages(&Request { run_id, ..request }, &progress, diags);
+    if place.run_id.is_some() {
+        return run_packages(&request, &progress, diags);
     }
-    let now = machine.run_id();
+    let now = context.machine.run_id();
     let mut run_id = now.clone();
     for another in 2.. {
         match run_packages(
@@ -488,10 +527,10 @@ fn table(results: &RunResults, path: &str, color: bool) -> String {
     .filter(|(number, what)| *number > 0 || *what == "passed")
     .map(|(number, what)| format!("{number} {what}"))
     .collect();
-    let mean = numbers
-        .mean_reward
-        .map_or_else(String::new, |mean| format!("; mean reward {mean:.2}"));
-    text.extend(["\n", &parts.join(", "), &mean, ".\n"]);
+    let mut parts = vec![parts.join(", ")];
+    parts.extend(report::mean_reward(&numbers));
+    parts.extend(report::usage(&numbers));
+    text.extend(["\n", &parts.join("; "), ".\n"]);
     let rates: Vec<_> = numbers
         .pass_at_k
         .iter()

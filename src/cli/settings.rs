@@ -210,6 +210,19 @@ pub(crate) fn jobs(given: Option<NonZeroUsize>) -> usize {
     )
 }
 
+/// Whether this process was started with `signal` ignored; where nobody says so, it was not.
+pub(super) fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut masks = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = masks
+        .next()
+        .map(|mask| u64::from_str_radix(mask.trim(), 16));
+    // Signals are counted from 1.
+    matches!(mask, Some(Ok(mask)) if mask >> (signal - 1) & 1 == 1)
+}
+
 /// The value of an environment variable, before the machine was asked.
 pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok()

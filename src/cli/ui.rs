@@ -19,6 +19,7 @@ use super::args::OutputFormat;
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
 use super::settings::Look;
+pub(super) use crate::diag::count;
 use crate::escape;
 
 /// Shows how the command `verb` went.
@@ -77,11 +78,6 @@ fn write(stream: &mut impl Write, text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
-}
-
-/// `1 case`, `2 cases`.
-pub(super) fn count(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
 }
 
 /// Bytes as people read them.

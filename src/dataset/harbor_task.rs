@@ -3,7 +3,7 @@
 //! Owns what makes a task loadable for Harbor (harbor.md 1, 2, 5): Harbor skips a package that is
 //! not, and says nothing; here each reason is told. Refuses to know targets.
 
-mod schema;
+pub(crate) mod schema;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -244,7 +244,7 @@ fn sub<'t>(table: &'t dyn TableLike, key: &str) -> Option<&'t dyn TableLike> {
 }
 
 /// The tables of a list of tables, in either of TOML's spellings.
-fn tables(item: Option<&Item>) -> Vec<&dyn TableLike> {
+pub(crate) fn tables(item: Option<&Item>) -> Vec<&dyn TableLike> {
     match item {
         Some(Item::ArrayOfTables(list)) => {
             list.iter().map(|table| table as &dyn TableLike).collect()
@@ -258,9 +258,7 @@ fn tables(item: Option<&Item>) -> Vec<&dyn TableLike> {
 }
 
 fn timeout(table: &dyn TableLike) -> Option<f64> {
-    let item = sub(table, "agent")?.get("timeout_sec")?;
-    item.as_float()
-        .or_else(|| i32::try_from(item.as_integer()?).ok().map(f64::from))
+    schema::number(sub(table, "agent")?.get("timeout_sec")?)
 }
 
 /// The steps: `[[steps]]`, or the only one.

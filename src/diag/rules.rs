@@ -100,6 +100,11 @@ rules! {
         "The programs that read this field refuse the value or do something else than it says."
         "Use one of the values that the message lists."
         "execution: {mode: parallel}"
+    BaselineDiffers "baseline-differs" Warning true
+        "The run that is compared with is of another dataset, or was judged by another measure."
+        "What differs may then come from the cases and not from the agent."
+        "Compare with a run of the same dataset, --pass-at and --attempts."
+        "casepack report monday --baseline other-dataset"
     BatchFilesIgnored "batch-files-ignored" Warning true
         "In batch mode per-case entries of workspace.files are ignored."
         "All cases share one workspace, so there is no place for a file of one case."

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{PublishError, key};
 use crate::bundle::Bad;
-use crate::diag::{Diagnostic, Diagnostics, Rule};
+use crate::diag::{Diagnostic, Diagnostics, Rule, count};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
 use crate::path::TreePath;
@@ -379,7 +379,10 @@ fn foreign(plain: &Plain<'_>, record: &Record, listing: &Listing, diags: &mut Di
     let more = others.count().saturating_sub(TOLD);
     if more > 0 {
         let place = show(plain.name);
-        let message = format!("{more} more objects below '{place}/' were not written by casepack.");
+        let message = format!(
+            "{} below '{place}/' that casepack did not write.",
+            count(more, "more object", "more objects")
+        );
         diags.push(
             Diagnostic::new(Rule::ForeignObject, message)
                 .help("Use a prefix of its own for each dataset."),

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::diag::count;
 use crate::run::{CaseResult, RunResults, Status};
 
 /// Rounding in sums of rewards is no change.
@@ -78,6 +79,73 @@ pub fn compare<'a>(before: &'a RunResults, now: &'a RunResults) -> Vec<Changed<'
     }));
     all.sort_by_key(|changed| (changed.change, changed.case));
     all
+}
+
+/// Why what differs may come from something else than the agent: the runs are not of one dataset, or
+/// were not judged by one measure. Sentences with raw names; none where all is the same.
+pub fn strangeness(before: &RunResults, now: &RunResults) -> Vec<String> {
+    let mut told = Vec::new();
+    let (old, new) = (&before.dataset, &now.dataset);
+    let digests = match (&old.digest, &new.digest) {
+        (Some(old), Some(new)) => Some((old, new)),
+        _ => old
+            .packages_digest
+            .as_ref()
+            .zip(new.packages_digest.as_ref()),
+    };
+    let digests = digests.filter(|(old, new)| old != new);
+    let with =
+        |digest: Option<&String>| digest.map_or_else(String::new, |digest| format!(" ({digest})"));
+    if old.name != new.name {
+        told.push(format!(
+            "The baseline {} is of another dataset, '{}'{}, and this run of '{}'{}.",
+            before.run_id,
+            old.name,
+            with(digests.map(|(old, _)| old)),
+            new.name,
+            with(digests.map(|(_, new)| new)),
+        ));
+    } else if let Some((old, new)) = digests {
+        told.push(format!(
+            "The baseline {} is of another state of the dataset, {old}, and this run of {new}.",
+            before.run_id
+        ));
+    }
+    if !told.is_empty() {
+        let cases: BTreeMap<_, _> = before.cases.iter().map(|case| (&case.id, case)).collect();
+        let both = now
+            .cases
+            .iter()
+            .filter_map(|case| Some((case, cases.get(&case.id)?)));
+        let (all, same) = both.fold((0, 0), |(all, same), (case, old)| {
+            let known = case.package_digest.is_some();
+            let equal = known && case.package_digest == old.package_digest;
+            (all + 1, same + usize::from(equal))
+        });
+        told.push(format!(
+            "{} in both runs and compared; {same} of them on the same package.",
+            count(all, "case is", "cases are")
+        ));
+    }
+    let measures = [
+        (
+            "--pass-at",
+            before.pass_at.to_string(),
+            now.pass_at.to_string(),
+        ),
+        (
+            "--attempts",
+            before.attempts.to_string(),
+            now.attempts.to_string(),
+        ),
+    ];
+    for (option, old, new) in measures.into_iter().filter(|(_, old, new)| old != new) {
+        told.push(format!(
+            "The baseline {} had {option} {old}, and this run {new}.",
+            before.run_id
+        ));
+    }
+    told
 }
 
 fn change(before: &CaseResult, after: &CaseResult) -> Option<Change> {

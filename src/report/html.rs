@@ -15,10 +15,11 @@ use std::io::{self, Write};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::compare::Change;
+use super::compare::{Change, strangeness};
 use super::excerpt::cut;
-use super::words::{number, outcome, percent, time};
+use super::words::{self, number, outcome, percent, time};
 use super::{Report, excerpt::Home};
+use crate::diag::count;
 use crate::digest::Digest;
 use crate::escape::html as escaped;
 use crate::run::{CaseResult, Status};
@@ -92,11 +93,11 @@ fn verdict(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
     let passed = report.results.all_passed();
     writeln!(
         to,
-        "<p class=\"rate {}\"><strong>{}</strong> <span>{} of {} cases passed{}</span></p>",
+        "<p class=\"rate {}\"><strong>{}</strong> <span>{} of {} passed{}</span></p>",
         if passed { "passed" } else { "failed" },
         percent(summary.passed, summary.total),
         summary.passed,
-        summary.total,
+        count(summary.total, "case", "cases"),
         if passed { "" } else { "; the run did not pass" },
     )?;
     let parts = [
@@ -129,8 +130,11 @@ fn verdict(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
             writeln!(to, "<li class=\"{}\">{count} {what}</li>", status.name())?;
         }
     }
-    if let Some(mean) = summary.mean_reward {
-        writeln!(to, "<li>mean reward {}</li>", number(mean))?;
+    for told in words::mean_reward(&summary)
+        .into_iter()
+        .chain(words::usage(&summary))
+    {
+        writeln!(to, "<li>{told}</li>")?;
     }
     for (k, rate) in summary.pass_at_k.iter().take(10) {
         writeln!(to, "<li>pass@{k} {}</li>", number(*rate))?;
@@ -215,6 +219,13 @@ fn compared(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
         writeln!(to, "<li class=\"{}\">{count} {what}</li>", change.name())?;
     }
     writeln!(to, "</ul>")?;
+    for told in strangeness(before, report.results) {
+        writeln!(
+            to,
+            "<p class=\"warning\">{}</p>",
+            escaped(cut(&told, 1000).0)
+        )?;
+    }
     if !changes.is_empty() {
         writeln!(
             to,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::Report;
 use super::excerpt::{End, Home, cut};
 use super::words::{error, number, value, verdicts};
+use crate::diag::count;
 use crate::escape::{xml, xml_attribute};
 use crate::fs::Root;
 use crate::run::{CaseResult, Status, ThresholdResult};
@@ -47,7 +48,19 @@ pub(super) fn write(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
         Seconds(time),
     )?;
     writeln!(to, "  <properties>")?;
-    for (name, value) in report.facts() {
+    // By the names of results.json.
+    let figures = [
+        ("mean_reward", summary.mean_reward),
+        (
+            "mean_reward_errors_as_zero",
+            summary.mean_reward_errors_as_zero,
+        ),
+        ("cost_usd", summary.cost_usd),
+    ];
+    let figures = figures
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?.to_string())));
+    for (name, value) in report.facts().into_iter().chain(figures) {
         writeln!(
             to,
             "    <property name=\"{}\" value=\"{}\"/>",
@@ -171,7 +184,8 @@ fn add_output(home: &Home<'_>, most: usize, all: &mut String) {
         // Writing to a string does not fail.
         writeln!(all, "--- {}", home.path(name)).ok();
         if excerpt.left_out > 0 {
-            writeln!(all, "({} bytes before are left out)", excerpt.left_out).ok();
+            let left_out = count(excerpt.left_out, "byte", "bytes");
+            writeln!(all, "(left out before: {left_out})").ok();
         }
         all.push_str(&excerpt.text);
         if !all.ends_with('\n') {

@@ -7,9 +7,10 @@
 use std::fmt::Write as _;
 
 use super::Report;
-use super::compare::Change;
+use super::compare::{Change, strangeness};
 use super::excerpt::cut;
-use super::words::{number, outcome, percent, time};
+use super::words::{self, number, outcome, percent, time};
+use crate::diag::count;
 use crate::escape::markdown;
 use crate::run::{CaseResult, Status};
 
@@ -40,9 +41,9 @@ fn write(report: &Report<'_>, out: &mut String) -> std::fmt::Result {
     };
     writeln!(out, "## {} {verdict}\n", short(&results.dataset.name))?;
     let mut parts = vec![format!(
-        "**{} of {} cases passed ({})**",
+        "**{} of {} passed ({})**",
         summary.passed,
-        summary.total,
+        count(summary.total, "case", "cases"),
         percent(summary.passed, summary.total)
     )];
     for (count, what) in [
@@ -54,9 +55,8 @@ fn write(report: &Report<'_>, out: &mut String) -> std::fmt::Result {
             parts.push(format!("{count} {what}"));
         }
     }
-    if let Some(mean) = summary.mean_reward {
-        parts.push(format!("mean reward {}", number(mean)));
-    }
+    parts.extend(words::mean_reward(&summary));
+    parts.extend(words::usage(&summary));
     for (k, rate) in summary.pass_at_k.iter().take(10) {
         parts.push(format!("pass@{k} {}", number(*rate)));
     }
@@ -145,17 +145,20 @@ fn compared(report: &Report<'_>, out: &mut String) -> std::fmt::Result {
     let Some((before, changes)) = report.compared() else {
         return Ok(());
     };
-    let count = |change| changes.iter().filter(|it| it.change == change).count();
+    let number_of = |change| changes.iter().filter(|it| it.change == change).count();
     writeln!(
         out,
         "Compared with {}: {} fixed, {} broken, {} with another reward, {} new, {} gone.\n",
         short(&before.run_id),
-        count(Change::Fixed),
-        count(Change::Broken),
-        count(Change::Reward),
-        count(Change::New),
-        count(Change::Gone),
+        number_of(Change::Fixed),
+        number_of(Change::Broken),
+        number_of(Change::Reward),
+        number_of(Change::New),
+        number_of(Change::Gone),
     )?;
+    for told in strangeness(before, report.results) {
+        writeln!(out, "> {}\n", markdown(cut(&told, 500).0))?;
+    }
     let told = changes
         .iter()
         .filter(|it| matches!(it.change, Change::Fixed | Change::Broken | Change::Reward));

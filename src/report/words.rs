@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::run::{CaseResult, ErrorKind, JudgeResult};
+use crate::run::{CaseResult, ErrorKind, JudgeResult, Summary, Tokens};
 
 /// The largest value of a judge that is written out, in bytes.
 const VALUE_MAX: usize = 80;
@@ -15,6 +15,36 @@ pub(super) fn number(number: f64) -> String {
     } else {
         format!("{number:.2}")
     }
+}
+
+/// The mean reward, in words that say of what it is the mean; `None`: nothing was run.
+pub fn mean_reward(summary: &Summary) -> Option<String> {
+    let all = summary.mean_reward_errors_as_zero?;
+    let told = format!("mean reward {}", number(all));
+    Some(match summary.mean_reward {
+        _ if summary.errors == 0 => told,
+        None => format!("{told} (no verdict counts as 0)"),
+        Some(judged) => format!(
+            "{told} (no verdict counts as 0; {} where there is one)",
+            number(judged)
+        ),
+    })
+}
+
+/// What the agents say that they took, in all.
+pub fn usage(summary: &Summary) -> Vec<String> {
+    let cost = summary
+        .cost_usd
+        .map(|cost| format!("cost {} $", number(cost)));
+    let tokens = summary.token_usage.as_ref().map(tokens);
+    let tokens = tokens.map(|tokens| format!("tokens {tokens}"));
+    cost.into_iter().chain(tokens).collect()
+}
+
+/// Tokens, in words.
+pub(super) fn tokens(tokens: &Tokens) -> String {
+    let (input, output, cached) = (tokens.input, tokens.output, tokens.cache_read);
+    format!("{input} in, {output} out, {cached} from cache")
 }
 
 /// What became of a case in one of two runs: its status, and its reward when it has one.

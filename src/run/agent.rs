@@ -90,6 +90,23 @@ fn harmless(text: &str) -> bool {
         .all(|byte| byte.is_ascii_alphanumeric() || b"_@%+=:,./-".contains(&byte))
 }
 
+/// The words of a command, before its placeholders are filled.
+///
+/// # Errors
+/// Why it is none, in a sentence.
+pub(super) fn words(command: &RunnerCommand) -> Result<Vec<String>, String> {
+    let words = match command {
+        RunnerCommand::Text(text) => {
+            split(text).ok_or("runner.command is no command line: a quotation is not closed.")?
+        }
+        RunnerCommand::List(words) => words.clone(),
+    };
+    if words.first().is_none_or(String::is_empty) {
+        return Err("runner.command is empty.".to_owned());
+    }
+    Ok(words)
+}
+
 /// The command line for one case.
 ///
 /// # Errors
@@ -100,15 +117,7 @@ pub(super) fn compose(
     project: &Project,
     workspace: &Tree,
 ) -> Result<Call, String> {
-    let words = match command {
-        RunnerCommand::Text(text) => {
-            split(text).ok_or("runner.command is no command line: a quotation is not closed.")?
-        }
-        RunnerCommand::List(words) => words.clone(),
-    };
-    if words.first().is_none_or(String::is_empty) {
-        return Err("runner.command is empty.".to_owned());
-    }
+    let words = words(command)?;
     let code = code_words(&words);
     let mut call = Call::default();
     for (index, word) in words.iter().enumerate() {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::agent::Project;
 use super::batch::{self, Batch};
 use super::hooks::{Around, Hooks, Told};
+use super::limits::Limits;
 use super::package::{Package, SETUP, Step, Strategy, Unusable};
 use super::process::{self, Capture, Cut, Ended, Job};
 use super::results::{
@@ -153,6 +154,8 @@ pub(super) struct Party {
     /// Files that are copied into the sandbox, in memory.
     pub(super) files: Vec<(std::fs::File, String)>,
     pub(super) output: (Capture, Option<Capture>),
+    /// What its processes are held to.
+    pub(super) limits: Limits,
 }
 
 impl Runner<'_> {
@@ -253,23 +256,9 @@ impl Runner<'_> {
         let id = &reference.id;
         let package = Package::read(&reference.dir)?;
         result.package_digest = package.digest.map(|digest| digest.to_string());
-        let unheld = package.unheld.iter().map(|field| {
-            format!("[environment].{field} of task.toml is not held to: there is no container.")
-        });
-        for message in unheld.chain(package.limits.told.iter().cloned()) {
-            // The same for every package, so that it is told once.
-            self.tell(
-                Diagnostic::new(Rule::Unsupported, message)
-                .severity(Severity::Note)
-                .help("Nothing has to be done if the task works without; else use --engine harbor.")
-                .case(id),
-            );
-        }
+        self.tell_unheld(&package, id);
         if let Some(sandbox) = &self.sandbox {
-            if let Some(why) = sandbox.refuses_workdir(&package.workdir) {
-                let message = format!("The workdir '{}' can not be used: {why}.", package.workdir);
-                return Err(Failure::NoVerdict(ErrorKind::Package, message));
-            }
+            sandbox.check_workdir(&package.workdir)?;
             if package.needs_python && sandbox.program("python3").is_none() {
                 return Err(Failure::NoVerdict(
                     ErrorKind::VerifierStart,
@@ -312,6 +301,31 @@ impl Runner<'_> {
             outputs,
             attempt,
         })
+    }
+
+    /// Tells what the package asks for and is not given here; the same for every package, so that it
+    /// is told once.
+    fn tell_unheld(&self, package: &Package, id: &CaseId) {
+        let separate = package
+            .steps
+            .iter()
+            .filter_map(|step| step.separate.as_ref());
+        let limits = separate.map(|own| &own.limits).chain([&package.limits]);
+        let unheld = package
+            .unheld
+            .iter()
+            .map(|field| format!("{field} of task.toml is not held to: there is no container."));
+        for message in unheld.chain(limits.flat_map(|limits| limits.told.iter().cloned())) {
+            self.tell(
+                Diagnostic::new(Rule::Unsupported, message)
+                    .severity(Severity::Note)
+                    .help(
+                        "Nothing has to be done if the task works without; else use --engine \
+                         harbor.",
+                    )
+                    .case(id),
+            );
+        }
     }
 
     pub(super) fn read_case(
@@ -589,6 +603,7 @@ impl Work<'_> {
         }
         self.check_workspace(report)?;
         self.remember(step, &dir, report.agent.as_ref(), life);
+        self.collect_evidence(step, &dir, report)?;
         self.hooks(Phase::BeforeScoring, Some((index, step, code)), life)?;
         leave_traces(&dir, report.agent.as_ref(), life)?;
         let judged = self.verify(step, &dir, report);
@@ -674,9 +689,10 @@ impl Work<'_> {
             command: vec![self.shell().into(), SETUP.into()],
             mounts: Vec::new(),
             env: self.agent_env(index, life)?,
-            network: self.package.agent_network,
-            user: self.package.agent_user,
+            network: step.agent.network,
+            user: step.agent.user,
             timeout: Some(SETUP_TIMEOUT),
+            limits: self.package.limits.clone(),
             input: None,
             files: Vec::new(),
             output: (capture(&dir.join("setup-stdout.txt"))?, None),
@@ -695,6 +711,50 @@ impl Work<'_> {
                 format!("setup.sh failed: {}.", how(&ended)),
             )),
         }
+    }
+
+    /// The package's own commands between agent and verifier; as in Harbor one that fails is told and
+    /// ends nothing.
+    fn collect_evidence(
+        &self,
+        step: &Step,
+        dir: &Path,
+        report: &mut StepResult,
+    ) -> Result<(), Failure> {
+        for (number, (command, turn)) in step.collect.iter().enumerate() {
+            let mut env = self.base_env();
+            env.append(&mut self.resolved("environment", &self.package.env)?);
+            self.add_places(&mut env, dir);
+            let party = Party {
+                command: [self.shell(), "-c", command].map(OsString::from).into(),
+                mounts: vec![
+                    Mount::write(dir.join("logs/agent"), "/logs/agent"),
+                    Mount::write(dir.join("logs/artifacts"), "/logs/artifacts"),
+                ],
+                env,
+                network: turn.network,
+                user: turn.user,
+                timeout: turn.timeout,
+                input: None,
+                files: Vec::new(),
+                output: (
+                    capture(&dir.join(format!("collect-{}.txt", number + 1)))?,
+                    None,
+                ),
+                limits: self.package.limits.clone(),
+            };
+            let told = match self.start(party) {
+                Err(error) => format!("did not start: {error}"),
+                Ok(ended) if ended.cut == Some(Cut::Stopped) => return Err(Failure::stopped()),
+                Ok(ended) if ended.cut.is_none() && ended.exit_code == Some(0) => continue,
+                Ok(ended) => format!("failed: {}", how(&ended)),
+            };
+            report.add_message(&format!(
+                "Command {} of verifier.collect {told}.",
+                number + 1
+            ));
+        }
+        Ok(())
     }
 
     pub(super) fn dataset_step(&self, index: usize) -> Option<&dataset::Step> {
@@ -898,7 +958,7 @@ impl Work<'_> {
             files: &party.files,
             output: party.output,
             timeout: party.timeout,
-            limits: &self.package.limits.words(self.runner.request.env),
+            limits: &party.limits.words(self.runner.request.env),
             bwrap: self.runner.sandbox.is_some(),
             kept: self.runner.request.keeper,
             scope: None,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use similar::TextDiff;
 
+use crate::diag::count;
 use crate::escape;
 use crate::fs::{Found, Kind, Root, Walk};
 use crate::path::TreePath;
@@ -95,7 +96,7 @@ impl Changes<'_> {
         let Ok(Some((_, stamp))) = self.workspace.stat(path) else {
             return self.tell("File", path, "can not be read");
         };
-        let changed = |text: &str| format!("{text} ({} bytes)", stamp.size);
+        let changed = |text: &str| format!("{text} ({})", count(stamp.size, "byte", "bytes"));
         if stamp.size > self.room {
             return self.tell("File", path, &changed("not compared"));
         }
@@ -142,7 +143,11 @@ impl Changes<'_> {
             .flatten();
         match old.as_deref().and_then(text) {
             Some(old) => self.diff(path, Some(old), None),
-            None => self.tell("File", path, &format!("removed ({} bytes)", before.size)),
+            None => self.tell(
+                "File",
+                path,
+                &format!("removed ({})", count(before.size, "byte", "bytes")),
+            ),
         }
     }
 
@@ -170,7 +175,8 @@ impl Changes<'_> {
             // Writing to a string does not fail.
             writeln!(
                 self.text,
-                "\n{left} more bytes of this file's diff are left out."
+                "\n{} of this file's diff left out.",
+                count(left, "more byte", "more bytes")
             )
             .ok();
         }

@@ -5,8 +5,9 @@
 //! has environments of its own.
 //! Invariant: every package has a result; what Harbor passed over in silence is named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering;
@@ -19,6 +20,7 @@ use super::results::{AgentRun, CaseResult, ErrorKind, Status, StepResult, Tokens
 use super::sandbox::find_program;
 use super::{Agent, Error, PackageRef, Request, model, verdict};
 use crate::dataset::RunnerCommand;
+use crate::event::{Event, Observer};
 use crate::fs::Root;
 use crate::path::TreePath;
 
@@ -27,6 +29,11 @@ pub(super) const PROGRAM: &str = "harbor";
 /// The name of the job, and where jobs lie in the run's directory.
 const JOB: &str = "harbor";
 const JOBS: &str = "jobs";
+/// What it said, and how much of it is kept.
+const LOG: &str = "harbor.log";
+const LOG_MAX: usize = 64 << 20;
+/// How often it is looked whether a case is done.
+const LOOK: Duration = Duration::from_secs(2);
 /// The largest file of a trial that is read.
 const MAX: u64 = 64 << 20;
 /// How long Harbor may take to end its own children when the run is stopped.
@@ -37,6 +44,7 @@ pub(super) fn run(
     request: &Request<'_>,
     args: &[String],
     dir: &Path,
+    observer: &dyn Observer,
 ) -> Result<Vec<CaseResult>, Error> {
     let failed = |source| Error::Io {
         doing: "running",
@@ -45,6 +53,13 @@ pub(super) fn run(
     };
     let program = find_program(PROGRAM, request.env)
         .ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
+    let (said, end) = std::io::pipe().map_err(failed)?;
+    let log = dir.join(LOG);
+    let file = std::fs::File::create_new(&log).map_err(|source| Error::Io {
+        doing: "creating",
+        path: log,
+        source,
+    })?;
     let mut command = Command::new(program);
     command
         .args(words(request, args, dir))
@@ -52,29 +67,85 @@ pub(super) fn run(
         .envs(request.env)
         .stdin(Stdio::null())
         // Standard output is for the result of the whole.
-        .stdout(std::io::stderr());
+        .stdout(end.try_clone().map_err(failed)?)
+        .stderr(end);
     let child = command.spawn().map_err(failed)?;
-    let status = wait(child, request).map_err(failed)?;
+    // The ends that only the child is to have.
+    drop(command);
+    std::thread::spawn(move || pass_on(said, file));
+    let mut told = BTreeSet::new();
+    let status = wait(child, request, || {
+        let trials = trials(&dir.join(JOBS).join(JOB));
+        for package in request.packages {
+            let attempts = usize::try_from(request.attempts).unwrap_or(usize::MAX);
+            let found = results(package, request, &trials, dir);
+            if found.len() >= attempts && !told.contains(&package.id) {
+                tell(&together(package, found), observer);
+                told.insert(package.id.clone());
+            }
+        }
+    });
+    let status = status.map_err(failed)?;
     let stopped = request.stop.load(Ordering::Relaxed);
     let trials = trials(&dir.join(JOBS).join(JOB));
     let results = request.packages.iter().map(|package| {
-        let name = package
-            .dir
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy();
-        let mut found: Vec<CaseResult> = trials
-            .iter()
-            .filter(|trial| trial.name == name)
-            .map(|trial| trial.result(package, request, dir))
-            .collect();
-        match found.len() {
-            0 => missing(package, stopped, status),
-            1 => found.remove(0),
-            _ => CaseResult::of_attempts(&package.id, found),
+        let found = results(package, request, &trials, dir);
+        let result = if found.is_empty() {
+            missing(package, stopped, status)
+        } else {
+            together(package, found)
+        };
+        if !told.contains(&package.id) {
+            tell(&result, observer);
         }
+        result
     });
     Ok(results.collect())
+}
+
+/// Shows what Harbor says, and keeps it.
+fn pass_on(mut said: impl Read, mut file: std::fs::File) {
+    let mut buffer = [0; 8192];
+    let mut left = LOG_MAX;
+    while let Ok(read @ 1..) = said.read(&mut buffer) {
+        let bytes = buffer.get(..read).unwrap_or_default();
+        // That nobody is there to see it, or no space to keep it, is no reason to stop Harbor.
+        std::io::stderr().write_all(bytes).ok();
+        let kept = bytes.get(..read.min(left)).unwrap_or_default();
+        file.write_all(kept).ok();
+        left -= kept.len();
+    }
+}
+
+/// What the trials of a package came to.
+fn results(
+    package: &PackageRef,
+    request: &Request<'_>,
+    trials: &[Trial],
+    dir: &Path,
+) -> Vec<CaseResult> {
+    let name = package.dir.file_name().unwrap_or_default();
+    let name = name.to_string_lossy();
+    let own = trials.iter().filter(|trial| trial.name == name);
+    own.map(|trial| trial.result(package, request, dir))
+        .collect()
+}
+
+fn together(package: &PackageRef, mut found: Vec<CaseResult>) -> CaseResult {
+    if found.len() == 1 {
+        found.remove(0)
+    } else {
+        CaseResult::of_attempts(&package.id, found)
+    }
+}
+
+fn tell(case: &CaseResult, observer: &dyn Observer) {
+    observer.on(Event::CaseRun {
+        case: &case.id,
+        status: case.status.name(),
+        reward: case.reward,
+        duration: case.duration,
+    });
 }
 
 /// Harbor's name for who works; `None`: what is passed through has to say.
@@ -155,10 +226,19 @@ fn words(request: &Request<'_>, args: &[String], dir: &Path) -> Vec<OsString> {
     words
 }
 
-/// Waits for Harbor; asks it to end when the run is stopped.
-fn wait(mut child: Child, request: &Request<'_>) -> std::io::Result<ExitStatus> {
+/// Waits for Harbor, looking now and then at what is there; asks it to end when the run is stopped.
+fn wait(
+    mut child: Child,
+    request: &Request<'_>,
+    mut look: impl FnMut(),
+) -> std::io::Result<ExitStatus> {
     let mut asked: Option<Instant> = None;
+    let mut looked = Instant::now();
     loop {
+        if looked.elapsed() > LOOK {
+            look();
+            looked = Instant::now();
+        }
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }

@@ -78,20 +78,6 @@ impl Told {
     }
 }
 
-/// The phase's name in `hooks`.
-fn name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::BeforeAll => "before_all",
-        Phase::BeforeEach => "before_each",
-        Phase::BeforeStep => "before_step",
-        Phase::AfterStep => "after_step",
-        Phase::AfterEach => "after_each",
-        Phase::BeforeScoring => "before_scoring",
-        Phase::AfterAll => "after_all",
-        Phase::BeforeReport => "before_report",
-    }
-}
-
 /// Whether a failure of such a hook ends what it is around.
 fn decides(phase: Phase) -> bool {
     matches!(
@@ -131,7 +117,7 @@ impl Hooks<'_> {
             let run = match self.one(hook, phase, index, around) {
                 Ok(run) => run,
                 Err(error) => {
-                    let message = format!("The {} hook could not be run: {error}.", name(phase));
+                    let message = format!("The {} hook could not be run: {error}.", phase.name());
                     if decides(phase) && hook.fail {
                         return Err(message);
                     }
@@ -181,7 +167,7 @@ impl Hooks<'_> {
             description => description.to_owned(),
         };
         let mut run = HookRun {
-            phase: name(phase).to_owned(),
+            phase: phase.name().to_owned(),
             step: around.step.map(str::to_owned),
             what,
             skipped: false,
@@ -202,7 +188,7 @@ impl Hooks<'_> {
         if !hook.condition.trim().is_empty() {
             let log = around
                 .logs
-                .join(format!("{}.{index}.condition.log", name(phase)));
+                .join(format!("{}.{index}.condition.log", phase.name()));
             let output = Capture::create(&log, CONDITION_OUTPUT)?;
             let ended = self.start(
                 phase,
@@ -218,7 +204,7 @@ impl Hooks<'_> {
             }
             std::fs::remove_file(&log)?;
         }
-        let log = around.logs.join(format!("{}.{index}.log", name(phase)));
+        let log = around.logs.join(format!("{}.{index}.log", phase.name()));
         let output = Capture::create(&log, u64::MAX)?;
         let timeout = Duration::from_secs(hook.timeout_sec);
         let ended = self.start(phase, &hook.command, timeout, output, &env, around)?;

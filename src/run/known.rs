@@ -6,10 +6,13 @@
 //! of it can be taken for an option.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde_json::Value;
 
 use super::results::{AgentRun, Tokens};
+use crate::fs::Root;
+use crate::path::TreePath;
 
 /// A program that casepack knows how to call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,6 +186,51 @@ impl Known {
         (run.cost_usd, run.num_turns, run.token_usage) =
             (account.cost, account.turns, account.tokens);
     }
+}
+
+/// What an agent told in its ATIF trajectory, where nothing else tells it.
+pub(super) fn account_of_trajectory(logs: &Path, run: &mut AgentRun) {
+    /// The largest one that is read.
+    const MAX: u64 = 64 << 20;
+    let read = || {
+        let root = Root::open(logs).ok()?;
+        let (bytes, _) = root
+            .read(&TreePath::new("trajectory.json").ok()?, MAX)
+            .ok()?;
+        serde_json::from_slice::<Trajectory>(&bytes)
+            .ok()?
+            .final_metrics
+    };
+    let Some(told) = read() else { return };
+    let cost = told.cost.filter(|cost| *cost >= 0.0);
+    run.cost_usd = run.cost_usd.or(cost);
+    let cached = told.cached.unwrap_or(0);
+    let tokens = told.prompt.map(|prompt| Tokens {
+        // As in Harbor's results, those from the cache are among them.
+        input: prompt.saturating_sub(cached),
+        output: told.completion.unwrap_or(0),
+        cache_read: cached,
+        cache_create: 0,
+    });
+    run.token_usage = run.token_usage.or(tokens);
+}
+
+/// As much of an ATIF document as is asked for (harbor.md 8).
+#[derive(serde::Deserialize)]
+struct Trajectory {
+    final_metrics: Option<FinalMetrics>,
+}
+
+#[derive(serde::Deserialize)]
+struct FinalMetrics {
+    #[serde(rename = "total_prompt_tokens")]
+    prompt: Option<u64>,
+    #[serde(rename = "total_completion_tokens")]
+    completion: Option<u64>,
+    #[serde(rename = "total_cached_tokens")]
+    cached: Option<u64>,
+    #[serde(rename = "total_cost_usd")]
+    cost: Option<f64>,
 }
 
 /// An option with its value in one word, so that no value can be taken for an option.

@@ -13,10 +13,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use toml_edit::Item;
 
+use super::package::{Unusable, broken};
 use super::sandbox::find_program;
+use crate::dataset::task_toml;
 
 /// Where the shell is that sets limits and gives way to the command.
 const SHELL: &str = "/bin/sh";
+/// `task.toml` counts memory in these.
+const MIB: f64 = 1_048_576.0;
 /// `ulimit` counts memory in these, files in blocks of half of it.
 const KIB: u64 = 1 << 10;
 const BLOCK: u64 = 512;
@@ -42,23 +46,48 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Of what `[environment]` says. What is no sensible amount asks for nothing.
-    pub(super) fn of<'a>(get: impl Fn(&str) -> Option<&'a Item>) -> Self {
-        let mib = |name: &str| get(name).and_then(Item::as_integer).and_then(mib);
-        let size = |name: &str| get(name).and_then(Item::as_str).and_then(size);
+    /// Of what the table `place` of `task.toml` says.
+    ///
+    /// # Errors
+    /// An amount that no machine can have; Harbor hands it on, and what starts the container fails.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "above 0, and what does not fit ends at the largest number"
+    )]
+    pub(super) fn of<'a>(
+        place: &str,
+        get: impl Fn(&str) -> Option<&'a Item>,
+    ) -> Result<Self, Unusable> {
+        let above_zero = |name: &str, amount: Option<f64>| match amount {
+            Some(amount) if amount <= 0.0 => Err(broken(format!(
+                "task.toml: {place}.{name} is {amount}: write a number above 0, or remove it if \
+                 there is no limit"
+            ))),
+            amount => Ok(amount),
+        };
+        let bytes = |name: &str, old: &str| {
+            let text = || get(old)?.as_str().and_then(task_toml::mebibytes);
+            let amount = match get(name).and_then(task_toml::number) {
+                None => above_zero(old, text())?,
+                amount => above_zero(name, amount)?,
+            };
+            Ok::<_, Unusable>(amount.map(|mib| (mib * MIB) as u64))
+        };
         let told = HELD.iter().filter(|(name, _)| get(name).is_some());
         let told = told.map(|(name, which)| {
             format!(
-                "[environment].{name} of task.toml is held to by {which}, not by all of them \
-                 together: there is no container."
+                "[{place}].{name} of task.toml is held to by {which}, not by all of them together: \
+                 there is no container."
             )
         });
-        Self {
-            memory: mib("memory_mb").or_else(|| size("memory")),
-            storage: mib("storage_mb").or_else(|| size("storage")),
-            cpus: get("cpus").and_then(processors),
+        let cpus = above_zero("cpus", get("cpus").and_then(task_toml::number))?;
+        Ok(Self {
+            memory: bytes("memory_mb", "memory")?,
+            storage: bytes("storage_mb", "storage")?,
+            cpus: cpus.map(|cpus| cpus.ceil() as usize),
             told: told.collect(),
-        }
+        })
     }
 
     /// The words in front of a command that hold it to the limits.
@@ -87,43 +116,6 @@ impl Limits {
         }
         words
     }
-}
-
-fn mib(number: i64) -> Option<u64> {
-    let number = u64::try_from(number).ok().filter(|number| *number > 0)?;
-    number.checked_mul(1 << 20)
-}
-
-/// `4G`, `512M`, `64K`: Harbor's old way to say it.
-fn size(text: &str) -> Option<u64> {
-    let text = text.trim().trim_end_matches(['B', 'b', 'i']);
-    let units = [('K', 10), ('M', 20), ('G', 30)];
-    let (digits, shift) = units
-        .into_iter()
-        .find_map(|(unit, shift)| {
-            let digits = text.strip_suffix([unit, unit.to_ascii_lowercase()])?;
-            Some((digits, shift))
-        })
-        .unwrap_or((text, 0));
-    let number: f64 = digits.trim().parse().ok()?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "what does not fit ends at the largest number; what is negative at none"
-    )]
-    let bytes = (number * f64::from(1 << shift)) as u64;
-    (bytes > 0).then_some(bytes)
-}
-
-fn processors(item: &Item) -> Option<usize> {
-    let whole = item.as_integer().and_then(|number| number.try_into().ok());
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "what does not fit ends at the largest number; what is negative at none"
-    )]
-    let parts = || item.as_float().map(|number| number.ceil() as usize);
-    whole.or_else(parts).filter(|number| *number > 0)
 }
 
 /// So many of the processors that casepack may use, others each time; `None`: there are not more
@@ -165,46 +157,60 @@ mod tests {
 
     use super::*;
 
-    fn of(text: &str) -> Limits {
+    fn of(text: &str) -> Result<Limits, Unusable> {
         let document: DocumentMut = text.parse().unwrap();
-        Limits::of(|name| document.get(name))
+        Limits::of("environment", |name| document.get(name))
     }
 
     #[test]
-    fn what_is_asked_for_is_understood_in_both_forms() {
+    fn what_is_asked_for_is_understood_in_all_forms_that_harbor_takes() {
         for (text, memory, storage, cpus) in [
             ("", None, None, None),
             (
-                "memory_mb = 3\nstorage_mb = 2\ncpus = 2",
+                "memory_mb = 3\nstorage_mb = 2.0\ncpus = 2",
                 Some(3 << 20),
                 Some(2 << 20),
                 Some(2),
             ),
             (
-                "memory = '4G'\nstorage = '0.5m'\ncpus = 1.5",
+                "memory = '4G'\nstorage = ' 1.5m'\ncpus = 1.5",
                 Some(4 << 30),
-                Some(1 << 19),
+                Some(1 << 20),
                 Some(2),
             ),
             (
-                "memory = '64Ki'\nstorage = '7'",
-                Some(64 << 10),
-                Some(7),
+                "memory_mb = '64'\ncpus = '3'",
+                Some(64 << 20),
                 None,
+                Some(3),
             ),
-            ("memory_mb = -1\nstorage = 'x'\ncpus = 0", None, None, None),
             (
-                "memory_mb = 'x'\nstorage = -1\ncpus = -0.5",
-                None,
+                "memory_mb = 9000000000000000000",
+                Some(u64::MAX),
                 None,
                 None,
             ),
         ] {
-            let limits = of(text);
+            let limits = of(text).unwrap();
             let found = (limits.memory, limits.storage, limits.cpus);
             assert_eq!(found, (memory, storage, cpus), "{text}");
         }
-        assert_eq!(of("memory_mb = 3\ncpus = 1").told.len(), 1);
+        assert_eq!(of("memory_mb = 3\ncpus = 1").unwrap().told.len(), 1);
+    }
+
+    #[test]
+    fn what_no_machine_can_have_is_named() {
+        for (text, named) in [
+            ("memory_mb = -1", "environment.memory_mb is -1"),
+            ("memory_mb = 0", "environment.memory_mb is 0"),
+            ("storage = '3K'", "environment.storage is 0"),
+            ("cpus = -0.5", "environment.cpus is -0.5"),
+        ] {
+            match of(text) {
+                Err(Unusable::Broken(told)) => assert!(told.contains(named), "{told}"),
+                other => panic!("{text}: {other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use toml_edit::{DocumentMut, Item, TableLike};
 
 use super::limits::Limits;
+use crate::dataset::task_toml;
 use crate::digest::Digest;
 use crate::fs::Root;
 use crate::path::TreePath;
@@ -28,24 +29,12 @@ pub(super) struct Package {
     pub(super) workdir: String,
     /// `[environment].env`
     pub(super) env: BTreeMap<String, String>,
-    /// `[verifier].env`
-    pub(super) verifier_env: BTreeMap<String, String>,
     /// `[solution].env`
     pub(super) solution_env: BTreeMap<String, String>,
-    /// Whether the agent may use the network.
-    pub(super) agent_network: bool,
-    /// Whether the verifier may.
-    pub(super) verifier_network: bool,
-    /// As whom the agent works in the sandbox; `None`: as the caller.
-    pub(super) agent_user: Option<u32>,
-    /// As whom the verifier works.
-    pub(super) verifier_user: Option<u32>,
-    /// What its processes are held to.
+    /// What the agent's processes are held to, and those of a verifier that shares its environment.
     pub(super) limits: Limits,
     /// What it asks for that a run without containers does not give: fields of `task.toml`.
-    pub(super) unheld: Vec<&'static str>,
-    /// Whether the verifier sees only `artifacts` of what the agent did.
-    pub(super) separate: Option<Vec<String>>,
+    pub(super) unheld: Vec<String>,
     /// What is done, in order.
     pub(super) steps: Vec<Step>,
     /// How the rewards of `[[steps]]` become one; `None`: the package has none.
@@ -61,9 +50,14 @@ pub(super) struct Step {
     pub(super) name: String,
     /// What the agent is told.
     pub(super) instruction: String,
-    /// `None`: no limit.
-    pub(super) agent_timeout: Option<Duration>,
-    pub(super) verifier_timeout: Duration,
+    pub(super) agent: Turn,
+    pub(super) verifier: Turn,
+    /// `[verifier].env`
+    pub(super) verifier_env: BTreeMap<String, String>,
+    /// Where the verifier has an environment of its own; `None`: the agent's.
+    pub(super) separate: Option<Separate>,
+    /// `[[verifier.collect]]`: shell commands that are run when the agent has ended.
+    pub(super) collect: Vec<(String, Turn)>,
     /// Rewards without which the following steps are left out.
     pub(super) min_reward: BTreeMap<String, f64>,
     /// `/tests`, with an executable `test.sh`.
@@ -72,6 +66,29 @@ pub(super) struct Step {
     pub(super) solution: Option<Tree>,
     /// What is put into the workdir before; its `setup.sh` is run.
     pub(super) workdir: Tree,
+}
+
+/// How one party works.
+#[derive(Debug, Clone)]
+pub(super) struct Turn {
+    /// `None`: no limit.
+    pub(super) timeout: Option<Duration>,
+    /// As whom it works in the sandbox; `None`: as the caller.
+    pub(super) user: Option<u32>,
+    /// Whether it may use the network.
+    pub(super) network: bool,
+}
+
+/// An environment of the verifier alone (`environment_mode = "separate"`): it sees the workspace as it
+/// was at the start, and of what the agent did only the artifacts.
+#[derive(Debug)]
+pub(super) struct Separate {
+    /// Absolute paths.
+    pub(super) artifacts: Vec<String>,
+    /// Its own `env`.
+    pub(super) env: BTreeMap<String, String>,
+    /// What its processes are held to.
+    pub(super) limits: Limits,
 }
 
 impl Step {
@@ -115,8 +132,9 @@ pub(super) const SOLVE: &str = "solve.sh";
 pub(super) const SETUP: &str = "setup.sh";
 /// Where the agent works when the package does not say: the documented default of `--workdir`.
 const WORKDIR: &str = "/workspace";
-/// Harbor's own default.
-const VERIFIER_TIMEOUT: f64 = 600.0;
+/// Harbor's own defaults.
+const VERIFIER_TIMEOUT: Duration = Duration::from_mins(10);
+const COLLECT_TIMEOUT: Duration = Duration::from_mins(1);
 
 impl Package {
     /// Reads the package at `dir`.
@@ -138,110 +156,112 @@ impl Package {
         let document: DocumentMut = text.parse().map_err(|error: toml_edit::TomlError| {
             broken(format!("task.toml is not valid TOML: {}", error.message()))
         })?;
+        let faults = task_toml::faults(document.as_table());
+        if !faults.is_empty() {
+            let faults: Vec<_> = faults
+                .iter()
+                .map(|(what, fix)| format!("{what} {fix}"))
+                .collect();
+            let mut told = format!("task.toml is not what Harbor takes: {}", faults.join(" "));
+            told.truncate(told.trim_end_matches('.').len());
+            return Err(broken(told));
+        }
         let task = Table(document.as_table());
-        let environment = task.table("environment")?;
-        let agent = task.table("agent")?;
-        let verifier = task.table("verifier")?;
-        if environment
-            .text("os")?
-            .is_some_and(|os| !os.eq_ignore_ascii_case("linux"))
-        {
-            return Err(Unusable::Elsewhere("it is a task for Windows.".to_owned()));
-        }
-        let mode = task.table("metadata")?.text("environment_mode")?;
-        let image = environment.text("docker_image")?.is_some();
+        let environment = task.table("environment");
+        linux(&environment)?;
+        let mode = task.table("metadata").text("environment_mode");
+        let image = environment.named("docker_image");
         let workspace = workspace(&tree, mode.as_deref(), image)?;
-        let own_image = verifier.table("environment")?.get("docker_image").is_some();
-        let built = ["tests/Dockerfile", "tests/docker-compose.yaml"];
-        if own_image || built.into_iter().any(|file| exists(&tree, file)) {
-            return Err(Unusable::Elsewhere(
-                "its verifier has an image of its own, and casepack runs without containers."
-                    .to_owned(),
-            ));
-        }
-        let separate = match verifier.text("environment_mode")?.as_deref() {
-            Some("separate") => true,
-            _ => verifier.get("environment").is_some(),
-        };
-        let network = |phase: &Table<'_>| -> Result<bool, Unusable> {
-            let mode = match phase.text("network_mode")? {
-                Some(mode) => Some(mode),
-                None => environment.text("network_mode")?,
-            };
-            let old = environment.get("allow_internet").and_then(Item::as_bool);
-            match mode.as_deref() {
-                Some("no-network") => Ok(false),
-                Some("allowlist") => Err(Unusable::Elsewhere(
-                    "it asks for network_mode \"allowlist\", and the sandbox has only all of the \
-                     network or none."
-                        .to_owned(),
-                )),
-                Some("public") => Ok(true),
-                None => Ok(old != Some(false)),
-                Some(other) => Err(broken(format!(
-                    "task.toml: the network_mode '{other}' is unknown"
-                ))),
-            }
-        };
-        let steps = steps(&task, &tree, &agent, &verifier)?;
-        let strategy = match task.text("multi_step_reward_strategy")?.as_deref() {
-            Some("final") => Strategy::Final,
-            None | Some("mean") => Strategy::Mean,
-            Some(other) => {
-                return Err(broken(format!(
-                    "task.toml: the multi_step_reward_strategy '{other}' is unknown"
-                )));
-            }
-        };
+        let workdir = environment.text("workdir");
+        let workdir = workdir.unwrap_or_else(|| WORKDIR.to_owned());
+        let own = task.get("steps").is_some();
+        let steps = steps(&task, &tree, &workdir)?;
         Ok(Self {
             workspace,
-            workdir: environment
-                .text("workdir")?
-                .unwrap_or_else(|| WORKDIR.to_owned()),
             env: environment.texts("env")?,
-            verifier_env: verifier.texts("env")?,
-            solution_env: task.table("solution")?.texts("env")?,
-            agent_network: network(&agent)?,
-            verifier_network: network(&verifier)?,
-            limits: Limits::of(|field| environment.get(field)),
-            unheld: unheld(&environment),
-            agent_user: user(&agent)?,
-            verifier_user: user(&verifier)?,
-            separate: if separate {
-                Some(artifacts(&task)?)
-            } else {
-                None
-            },
-            strategy: task.get("steps").map(|_| strategy),
+            solution_env: task.table("solution").texts("env")?,
+            limits: Limits::of("environment", |field| environment.get(field))?,
+            unheld: unheld(&task),
+            strategy: own.then(
+                || match task.text("multi_step_reward_strategy").as_deref() {
+                    Some("final") => Strategy::Final,
+                    _ => Strategy::Mean,
+                },
+            ),
             needs_python: steps.iter().any(|step| exists(&step.tests, "judge.py")),
             digest: harbor::digest(&tree).ok(),
+            workdir,
             steps,
         })
     }
 }
 
-/// Devices and services that only a container, or its host, can give.
-fn unheld(environment: &Table<'_>) -> Vec<&'static str> {
+/// Devices and services that only a container, or its host, can give, wherever they are asked for.
+fn unheld(task: &Table<'_>) -> Vec<String> {
     const FIELDS: [&str; 5] = ["gpus", "healthcheck", "mcp_servers", "skills_dir", "tpu"];
-    let asks = |field: &&str| environment.get(field).is_some();
-    FIELDS.into_iter().filter(asks).collect()
+    let verifier = task.table("verifier");
+    let mut asked = Vec::new();
+    let mut look = |table: &Table<'_>, place: &str| {
+        let asks = FIELDS.iter().filter(|field| table.get(field).is_some());
+        asked.extend(asks.map(|field| format!("[{place}].{field}")));
+    };
+    look(&task.table("environment"), "environment");
+    look(&verifier.table("environment"), "verifier.environment");
+    for step in task.tables("steps") {
+        look(&step, "steps");
+        look(
+            &step.table("verifier").table("environment"),
+            "steps.verifier.environment",
+        );
+    }
+    asked.dedup();
+    asked
+}
+
+fn linux(environment: &Table<'_>) -> Result<(), Unusable> {
+    match environment.text("os") {
+        Some(os) if !os.eq_ignore_ascii_case("linux") => {
+            Err(Unusable::Elsewhere("it is a task for Windows.".to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a party may use the network: the first of its tables that says so, else its environment.
+fn network(phases: [&Table<'_>; 2], environment: &Table<'_>) -> Result<bool, Unusable> {
+    let own = phases.iter().find_map(|phase| phase.text("network_mode"));
+    let mode = own.or_else(|| environment.text("network_mode"));
+    match mode.as_deref() {
+        Some("no-network") => Ok(false),
+        Some("allowlist") => Err(Unusable::Elsewhere(
+            "it asks for network_mode \"allowlist\", and the sandbox has only all of the network \
+             or none."
+                .to_owned(),
+        )),
+        Some(_) => Ok(true),
+        None => {
+            let old = environment.get("allow_internet");
+            Ok(old.and_then(task_toml::flag) != Some(false))
+        }
+    }
 }
 
 /// `user` of a phase: a number, or a name, which stands for this machine's user of that name and
 /// else for the first ordinary one, since there is no image that knows it.
-fn user(phase: &Table<'_>) -> Result<Option<u32>, Unusable> {
+fn user(phases: [&Table<'_>; 2]) -> Result<Option<u32>, Unusable> {
     const ORDINARY: u32 = 1000;
-    let Some(item) = phase.get("user") else {
+    let Some(item) = phases.iter().find_map(|phase| phase.get("user")) else {
         return Ok(None);
     };
     if let Some(number) = item.as_integer() {
-        return u32::try_from(number)
-            .map(Some)
-            .map_err(|_| broken(format!("task.toml: the user {number} is none")));
+        return u32::try_from(number).map(Some).map_err(|_| {
+            broken(format!(
+                "task.toml: user is {number}, and no user has that number: write one from 0 to {}",
+                u32::MAX
+            ))
+        });
     }
-    let name = item
-        .as_str()
-        .ok_or_else(|| broken("task.toml: user is neither a name nor a number"))?;
+    let name = item.as_str().unwrap_or_default();
     if let Ok(number) = name.parse() {
         return Ok(Some(number));
     }
@@ -253,7 +273,7 @@ fn user(phase: &Table<'_>) -> Result<Option<u32>, Unusable> {
     Ok(Some(number.unwrap_or(ORDINARY)))
 }
 
-fn broken(message: impl Into<String>) -> Unusable {
+pub(super) fn broken(message: impl Into<String>) -> Unusable {
     let mut message = message.into();
     message.push('.');
     Unusable::Broken(message)
@@ -329,127 +349,193 @@ fn workspace(tree: &Tree, mode: Option<&str>, image: bool) -> Result<Tree, Unusa
     Ok(tree.below(&tree_path(dir)?))
 }
 
-fn artifacts(task: &Table<'_>) -> Result<Vec<String>, Unusable> {
+/// The sources of `artifacts`; those of other services are for Harbor.
+fn artifacts(tables: [&Table<'_>; 2]) -> Result<Vec<String>, Unusable> {
     let mut sources = Vec::new();
-    if let Some(list) = task.get("artifacts").and_then(Item::as_array) {
-        for entry in list {
-            let source = match entry.as_inline_table() {
-                Some(table) => table.get("source").and_then(toml_edit::Value::as_str),
-                None => entry.as_str(),
-            };
-            let source = source
-                .ok_or_else(|| broken("task.toml: artifacts has an entry without a source"))?;
-            sources.push(source.to_owned());
-        }
-    }
-    if let Some(list) = task.get("artifacts").and_then(Item::as_array_of_tables) {
-        for entry in list {
-            sources.extend(Table(entry).text("source")?);
+    for table in tables {
+        let list = table.get("artifacts").and_then(Item::as_array);
+        let plain = list.into_iter().flatten();
+        sources.extend(plain.filter_map(|entry| Some(entry.as_str()?.to_owned())));
+        for entry in table.tables("artifacts") {
+            of_main(&entry)?;
+            sources.extend(entry.text("source"));
         }
     }
     Ok(sources)
 }
 
-fn steps(
-    task: &Table<'_>,
-    tree: &Tree,
-    agent: &Table<'_>,
-    verifier: &Table<'_>,
-) -> Result<Vec<Step>, Unusable> {
-    let agent_timeout = agent.number("timeout_sec")?;
-    let verifier_timeout = verifier.number("timeout_sec")?.unwrap_or(VERIFIER_TIMEOUT);
-    let tests = |dirs: &[&str]| match overlaid(tree, dirs, TEST)? {
-        tests if exists(&tests, TEST) => Ok(tests),
-        _ => Err(broken(format!("{}/{TEST} is missing", dirs.join("/")))),
-    };
-    let solution = |dir: &str| -> Result<Option<Tree>, Unusable> {
-        let solution = overlaid(tree, &[dir], SOLVE)?;
-        Ok(Some(solution).filter(|solution| exists(solution, SOLVE)))
-    };
-    let Some(item) = task.get("steps") else {
-        return Ok(vec![Step {
-            name: String::new(),
-            instruction: instruction(tree, "instruction.md")?,
-            agent_timeout: agent_timeout.map(seconds),
-            verifier_timeout: seconds(verifier_timeout),
-            min_reward: BTreeMap::new(),
-            tests: tests(&["tests"])?,
-            solution: solution("solution")?,
-            workdir: Tree::default(),
-        }]);
-    };
-    let tables: Vec<&dyn TableLike> = if let Some(tables) = item.as_array_of_tables() {
-        tables.iter().map(|table| table as &dyn TableLike).collect()
-    } else {
-        let list = item
-            .as_array()
-            .ok_or_else(|| broken("task.toml: steps is no list"))?;
-        list.iter()
-            .filter_map(toml_edit::Value::as_inline_table)
-            .map(|table| table as &dyn TableLike)
-            .collect()
-    };
-    let mut steps = Vec::new();
-    for table in tables {
-        let table = Table(table);
-        let name = table
-            .text("name")?
-            .ok_or_else(|| broken("task.toml: a step has no name"))?;
-        // One component, so that it can name a directory here too.
-        if name.contains('/') || TreePath::new(&name).is_err() {
-            return Err(broken(format!("task.toml: '{name}' is no name for a step")));
-        }
-        let dir = format!("steps/{name}");
-        let own_tests = format!("{dir}/tests");
-        let own_solution = format!("{dir}/solution");
-        let own_agent = table.table("agent")?.number("timeout_sec")?;
-        let own_verifier = table.table("verifier")?.number("timeout_sec")?;
-        steps.push(Step {
-            instruction: instruction(tree, &format!("{dir}/instruction.md"))?,
-            agent_timeout: own_agent.or(agent_timeout).map(seconds),
-            verifier_timeout: seconds(own_verifier.unwrap_or(verifier_timeout)),
-            min_reward: min_reward(&table)?,
-            tests: tests(&["tests", &own_tests])?,
-            // A step's own solution stands in front of the task's.
-            solution: if tree.below(&tree_path(&own_solution)?).is_empty() {
-                solution("solution")?
-            } else {
-                solution(&own_solution)?
-            },
-            workdir: overlaid(tree, &[&format!("{dir}/workdir")], SETUP)?,
-            name,
-        });
+/// Refuses what is about another service than the agent's.
+fn of_main(table: &Table<'_>) -> Result<(), Unusable> {
+    match table.text("service").as_deref().map(str::trim) {
+        None | Some("main" | "") => Ok(()),
+        Some(service) => Err(Unusable::Elsewhere(format!(
+            "it takes something from the service '{service}', and casepack runs without containers."
+        ))),
     }
+}
+
+fn steps(task: &Table<'_>, tree: &Tree, workdir: &str) -> Result<Vec<Step>, Unusable> {
+    if task.get("steps").is_none() {
+        return Ok(vec![step(task, &Table(empty()), tree, workdir)?]);
+    }
+    let steps: Vec<_> = task
+        .tables("steps")
+        .map(|own| step(task, &own, tree, workdir))
+        .collect::<Result<_, _>>()?;
     if steps.is_empty() {
         return Err(broken("task.toml: steps is empty"));
     }
     Ok(steps)
 }
 
-fn min_reward(step: &Table<'_>) -> Result<BTreeMap<String, f64>, Unusable> {
-    let Some(item) = step.get("min_reward") else {
-        return Ok(BTreeMap::new());
+/// One step; what it does not say itself (`own` is empty where there are no steps) the task says.
+fn step(task: &Table<'_>, own: &Table<'_>, tree: &Tree, workdir: &str) -> Result<Step, Unusable> {
+    let name = own.text("name").unwrap_or_default();
+    let dir = if name.is_empty() {
+        String::new()
+    } else {
+        format!("steps/{name}/")
     };
-    if let Some(least) = number(item) {
-        return Ok(BTreeMap::from([("reward".to_owned(), least)]));
-    }
-    let table = item
-        .as_table_like()
-        .ok_or_else(|| broken("task.toml: min_reward is neither a number nor a table"))?;
-    table
+    let of_step = |place: &str| format!("{dir}{place}");
+    let environment = task.table("environment");
+    let agents = [&own.table("agent"), &task.table("agent")];
+    let verifiers = [&own.table("verifier"), &task.table("verifier")];
+    let timeout = |phases: [&Table<'_>; 2]| {
+        let mut told = phases.iter().filter_map(|phase| phase.get("timeout_sec"));
+        told.find_map(task_toml::number).map(seconds)
+    };
+    let agent = Turn {
+        timeout: timeout(agents),
+        user: user(agents)?,
+        network: network(agents, &environment)?,
+    };
+    let (separate, around) = separate(task, own, tree, &dir, workdir)?;
+    let around = around.as_ref().unwrap_or(&environment);
+    let verifier = Turn {
+        timeout: Some(timeout(verifiers).unwrap_or(VERIFIER_TIMEOUT)),
+        user: user(verifiers)?,
+        network: network(verifiers, around)?,
+    };
+    let mut collect = Vec::new();
+    for hook in verifiers
         .iter()
-        .map(|(key, item)| {
-            let least = number(item)
-                .ok_or_else(|| broken(format!("task.toml: min_reward.{key} is no number")))?;
-            Ok((key.to_owned(), least))
-        })
-        .collect()
+        .rev()
+        .flat_map(|table| table.tables("collect"))
+    {
+        of_main(&hook)?;
+        let turn = Turn {
+            timeout: Some(timeout([&hook, &hook]).unwrap_or(COLLECT_TIMEOUT)),
+            user: user([&hook, &hook])?,
+            network: agent.network,
+        };
+        collect.extend(hook.text("command").map(|command| (command, turn)));
+    }
+    let mut verifier_env = BTreeMap::new();
+    for table in verifiers.iter().rev() {
+        verifier_env.extend(table.texts("env")?);
+    }
+    let (tests, solution) = (of_step("tests"), of_step("solution"));
+    // A step's own solution stands in front of the task's.
+    let solution = if tree.below(&tree_path(&solution)?).is_empty() {
+        "solution"
+    } else {
+        &solution
+    };
+    let solution = overlaid(tree, &[solution], SOLVE)?;
+    let dirs: &[&str] = if dir.is_empty() {
+        &["tests"]
+    } else {
+        &["tests", &tests]
+    };
+    let tests = overlaid(tree, dirs, TEST)?;
+    if !exists(&tests, TEST) {
+        return Err(broken(format!("{}{TEST} is missing", of_step("tests/"))));
+    }
+    Ok(Step {
+        instruction: instruction(tree, &of_step("instruction.md"))?,
+        agent,
+        verifier,
+        verifier_env,
+        separate,
+        collect,
+        min_reward: min_reward(own),
+        tests,
+        solution: Some(solution).filter(|solution| exists(solution, SOLVE)),
+        workdir: if dir.is_empty() {
+            Tree::default()
+        } else {
+            overlaid(tree, &[&of_step("workdir")], SETUP)?
+        },
+        name,
+    })
 }
 
-fn number(item: &Item) -> Option<f64> {
-    #[expect(clippy::cast_precision_loss, reason = "seconds and rewards")]
-    item.as_float()
-        .or_else(|| item.as_integer().map(|number| number as f64))
+/// The environment of a verifier that has one of its own, and its table (Harbor's
+/// `verifier_mode.py`): the step's, the task's, or a fresh copy of the agent's.
+fn separate<'t>(
+    task: &Table<'t>,
+    own: &Table<'t>,
+    tree: &Tree,
+    dir: &str,
+    workdir: &str,
+) -> Result<(Option<Separate>, Option<Table<'t>>), Unusable> {
+    let verifiers = [own.table("verifier"), task.table("verifier")];
+    let is_separate = verifiers.iter().find_map(|table| {
+        let said = table
+            .text("environment_mode")
+            .map(|mode| mode == "separate");
+        said.or_else(|| table.get("environment").map(|_| true))
+    });
+    if is_separate != Some(true) {
+        return Ok((None, None));
+    }
+    let built = [&format!("{dir}tests"), "tests"]
+        .into_iter()
+        .flat_map(|dir| ["Dockerfile", "docker-compose.yaml"].map(|name| format!("{dir}/{name}")))
+        .any(|file| exists(tree, &file));
+    let environments = verifiers.each_ref().map(|table| table.table("environment"));
+    if built || environments.iter().any(|table| table.named("docker_image")) {
+        return Err(Unusable::Elsewhere(
+            "its verifier has an image of its own, and casepack runs without containers."
+                .to_owned(),
+        ));
+    }
+    let said = verifiers
+        .iter()
+        .position(|table| table.get("environment").is_some());
+    let [of_step, of_task] = environments;
+    let (table, place) = match said {
+        Some(0) => (of_step, "steps.verifier.environment"),
+        Some(_) => (of_task, "verifier.environment"),
+        None => (task.table("environment"), "environment"),
+    };
+    linux(&table)?;
+    if table.text("workdir").is_some_and(|other| other != workdir) {
+        return Err(Unusable::Elsewhere(
+            "its verifier works in another workdir than its agent, which needs a container."
+                .to_owned(),
+        ));
+    }
+    let separate = Separate {
+        artifacts: artifacts([task, own])?,
+        env: table.texts("env")?,
+        limits: Limits::of(place, |field| table.get(field))?,
+    };
+    Ok((Some(separate), Some(table)))
+}
+
+fn min_reward(step: &Table<'_>) -> BTreeMap<String, f64> {
+    let Some(item) = step.get("min_reward") else {
+        return BTreeMap::new();
+    };
+    if let Some(least) = task_toml::number(item) {
+        return BTreeMap::from([("reward".to_owned(), least)]);
+    }
+    let table = item.as_table_like();
+    let bounds = table.into_iter().flat_map(TableLike::iter);
+    bounds
+        .filter_map(|(key, item)| Some((key.to_owned(), task_toml::number(item)?)))
+        .collect()
 }
 
 /// What is no sensible time is none (harbor.md 2: zero and less end the agent at once).
@@ -494,7 +580,8 @@ fn without_canary(text: &str) -> &str {
     rest
 }
 
-/// A TOML table whose values have types.
+/// A TOML table. Its types are those of the schema, which was asked before.
+#[derive(Clone, Copy)]
 struct Table<'a>(&'a dyn TableLike);
 
 impl<'a> Table<'a> {
@@ -502,45 +589,34 @@ impl<'a> Table<'a> {
         self.0.get(key).filter(|item| !item.is_none())
     }
 
-    fn table(&self, key: &str) -> Result<Self, Unusable> {
-        match self.get(key) {
-            None => Ok(Self(empty())),
-            Some(item) => item
-                .as_table_like()
-                .map(Self)
-                .ok_or_else(|| broken(format!("task.toml: {key} is no table"))),
-        }
+    /// The table of that name, or an empty one.
+    fn table(&self, key: &str) -> Self {
+        let table = self.get(key).and_then(Item::as_table_like);
+        table.map_or_else(|| Self(empty()), Self)
     }
 
-    fn text(&self, key: &str) -> Result<Option<String>, Unusable> {
-        self.get(key)
-            .map(|item| {
-                item.as_str()
-                    .map(str::to_owned)
-                    .ok_or_else(|| broken(format!("task.toml: {key} is no string")))
-            })
-            .transpose()
+    /// The tables of a list.
+    fn tables(&self, key: &str) -> impl Iterator<Item = Self> {
+        task_toml::tables(self.get(key)).into_iter().map(Self)
     }
 
-    fn number(&self, key: &str) -> Result<Option<f64>, Unusable> {
-        self.get(key)
-            .map(|item| {
-                number(item).ok_or_else(|| broken(format!("task.toml: {key} is no number")))
-            })
-            .transpose()
+    fn text(&self, key: &str) -> Option<String> {
+        self.get(key)?.as_str().map(str::to_owned)
+    }
+
+    /// Whether there is a text that is not empty.
+    fn named(&self, key: &str) -> bool {
+        self.text(key).is_some_and(|text| !text.is_empty())
     }
 
     fn texts(&self, key: &str) -> Result<BTreeMap<String, String>, Unusable> {
-        self.table(key)?
-            .0
-            .iter()
+        let entries = self.table(key).0.iter();
+        entries
             .map(|(name, item)| {
-                let value = item
-                    .as_str()
-                    .ok_or_else(|| broken(format!("task.toml: {key}.{name} is no string")))?;
+                let value = item.as_str().unwrap_or_default();
                 if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                     return Err(broken(format!(
-                        "task.toml: {key}.{name} can not be an environment variable"
+                        "task.toml: {key}.{name} can not be an environment variable: rename it"
                     )));
                 }
                 Ok((name.to_owned(), value.to_owned()))

@@ -25,6 +25,7 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal};
 
 use super::keeper::KEEP;
+use crate::diag::count;
 
 /// Between TERM and KILL.
 const GRACE: Duration = Duration::from_secs(5);
@@ -146,7 +147,10 @@ impl Capture {
     fn finish(mut self) -> u64 {
         if self.dropped > 0 {
             // Best effort, as above.
-            let told = format!("\n[casepack: {} more bytes were dropped]\n", self.dropped);
+            let told = format!(
+                "\n[casepack: {} dropped]\n",
+                count(self.dropped, "more byte", "more bytes")
+            );
             drop(self.file.write_all(told.as_bytes()));
         }
         self.dropped

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::thresholds;
 use crate::bundle;
+use crate::diag::count;
 use crate::digest::TreeId;
 use crate::path::CaseId;
 
@@ -408,8 +409,17 @@ pub struct Summary {
     pub failed: usize,
     pub errors: usize,
     pub skipped: usize,
-    /// Over the cases that have a reward.
+    /// Over the cases that have a reward; those without a verdict are left out.
     pub mean_reward: Option<f64>,
+    /// Over all attempts that were made; one without a verdict counts as 0, as in Harbor.
+    #[serde(default)]
+    pub mean_reward_errors_as_zero: Option<f64>,
+    /// What the agents say that all of it cost, in US dollars; missing where none says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_usd: Option<f64>,
+    /// The same for tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_usage: Option<Tokens>,
     /// By k: the chance that of k attempts at a case one passes, over the cases that were run to
     /// their end (Chen et al. 2021, the unbiased estimator). Only with several attempts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -426,16 +436,27 @@ impl RunResults {
                 .count()
         };
         let rewards: Vec<f64> = self.cases.iter().filter_map(|case| case.reward).collect();
-        #[expect(clippy::cast_precision_loss, reason = "a count of cases")]
-        let mean_reward =
-            (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / rewards.len() as f64);
+        let attempts = self.cases.iter().flat_map(CaseResult::each_attempt);
+        let made = attempts.filter(|attempt| attempt.status != Status::Skipped);
+        let counted: Vec<f64> = made.map(|it| it.reward.unwrap_or(0.0)).collect();
+        let agents = || {
+            let attempts = self.cases.iter().flat_map(CaseResult::each_attempt);
+            attempts.flat_map(CaseResult::agents)
+        };
         Summary {
             total: self.cases.len(),
             passed: count(Status::Passed),
             failed: count(Status::Failed),
             errors: count(Status::Error),
             skipped: count(Status::Skipped),
-            mean_reward,
+            mean_reward: mean(&rewards),
+            mean_reward_errors_as_zero: mean(&counted),
+            cost_usd: agents()
+                .filter_map(|agent| agent.cost_usd)
+                .reduce(|a, b| a + b),
+            token_usage: agents()
+                .filter_map(|agent| agent.token_usage)
+                .reduce(Tokens::and),
             pass_at_k: self.pass_at_k(),
         }
     }
@@ -530,7 +551,40 @@ fn dataset_of(cases: &[CaseResult]) -> Option<String> {
         .then(|| bundle::dataset_digest(all.map(|(id, a, b)| (id, *a, *b))).to_string())
 }
 
+fn mean(rewards: &[f64]) -> Option<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "a count of cases")]
+    let count = rewards.len() as f64;
+    (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / count)
+}
+
+impl Tokens {
+    fn and(self, more: Self) -> Self {
+        Self {
+            input: self.input.saturating_add(more.input),
+            output: self.output.saturating_add(more.output),
+            cache_read: self.cache_read.saturating_add(more.cache_read),
+            cache_create: self.cache_create.saturating_add(more.cache_create),
+        }
+    }
+}
+
 impl CaseResult {
+    /// The attempts at the case; itself where there was one.
+    pub(crate) fn each_attempt(&self) -> &[Self] {
+        if self.attempts.is_empty() {
+            std::slice::from_ref(self)
+        } else {
+            &self.attempts
+        }
+    }
+
+    /// What agents did in this attempt: after each step where there are some.
+    pub(crate) fn agents(&self) -> impl Iterator<Item = &AgentRun> {
+        let steps = self.steps.iter().filter_map(|step| step.agent.as_ref());
+        let alone = self.agent.iter().filter(|_| self.steps.is_empty());
+        steps.chain(alone)
+    }
+
     /// A case of which nothing is known yet.
     pub(crate) fn new(id: &CaseId) -> Self {
         Self {
@@ -563,11 +617,9 @@ impl CaseResult {
         let worst = attempts.iter().map(|it| it.status).max();
         all.status = worst.unwrap_or(Status::Error);
         let rewards: Vec<f64> = attempts.iter().filter_map(|it| it.reward).collect();
-        #[expect(clippy::cast_precision_loss, reason = "a count of attempts")]
-        let mean =
-            (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / rewards.len() as f64);
-        all.reward = mean;
-        all.rewards = mean
+        all.reward = mean(&rewards);
+        all.rewards = all
+            .reward
             .into_iter()
             .map(|mean| ("reward".to_owned(), mean))
             .collect();
@@ -575,7 +627,11 @@ impl CaseResult {
         let of_worst = attempts.iter().find(|it| it.status == all.status);
         all.error = of_worst.and_then(|it| it.error);
         let passed = attempts.iter().filter(|it| it.status == Status::Passed);
-        let mut told = format!("{} of {} attempts passed.", passed.count(), attempts.len());
+        let mut told = format!(
+            "{} of {} passed.",
+            passed.count(),
+            count(attempts.len(), "attempt", "attempts")
+        );
         if let Some(why) = of_worst.and_then(|it| it.message.as_deref()) {
             told.extend([" ", why]);
         }

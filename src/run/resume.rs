@@ -56,11 +56,17 @@ impl Start {
 
     /// Checks that the run in `dir` is this one, and holds it.
     pub(super) fn take_up(&self, dir: &Path) -> Result<File, Error> {
+        self.is_that_in(dir, true)?;
+        hold(dir, &dir.join(NAME))
+    }
+
+    /// Whether the run in `dir` is this one; told is all that contradicts it. Where the agent that is
+    /// asked for is none, it is not `known`.
+    pub(super) fn is_that_in(&self, dir: &Path, known: bool) -> Result<(), Error> {
         let refused = |reason: String| {
             let path = dir.to_owned();
             Err(Error::Resume { path, reason })
         };
-        let path = dir.join(NAME);
         let Some(there) = read::<Self>(dir, NAME) else {
             return refused("its run.json can not be read".to_owned());
         };
@@ -68,20 +74,31 @@ impl Start {
             Some(model) => format!("{} with {model}", agent.name),
             None => agent.name.clone(),
         };
-        if there.agent != self.agent {
-            return refused(format!(
+        let mut reasons = Vec::new();
+        if there.dataset.name != self.dataset.name {
+            reasons.push(format!(
+                "its dataset was {}, not {}",
+                there.dataset.name, self.dataset.name
+            ));
+        }
+        if known && there.agent != self.agent {
+            reasons.push(format!(
                 "its agent was {}, not {}",
                 name(&there.agent),
                 name(&self.agent)
             ));
         }
         if there.attempts != self.attempts {
-            return refused(format!("it had --attempts {}", there.attempts));
+            reasons.push(format!("it had --attempts {}", there.attempts));
         }
         if there.pass_at.total_cmp(&self.pass_at).is_ne() {
-            return refused(format!("it had --pass-at {}", there.pass_at));
+            reasons.push(format!("it had --pass-at {}", there.pass_at));
         }
-        hold(dir, &path)
+        if reasons.is_empty() {
+            Ok(())
+        } else {
+            refused(reasons.join(", and "))
+        }
     }
 }
 

@@ -17,6 +17,8 @@ use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::package::Unusable;
+
 /// The home directory inside: empty, in memory, gone afterwards.
 pub(super) const HOME: &str = "/home/agent";
 /// Where casepack puts what an agent needs of the project, and the instruction.
@@ -396,27 +398,55 @@ impl Sandbox {
         argv
     }
 
-    /// Why nothing can be mounted at `workdir`, as the end of a sentence.
-    pub(super) fn refuses_workdir(&self, workdir: &str) -> Option<String> {
+    /// Whether the workspace can be mounted at `workdir`.
+    ///
+    /// # Errors
+    /// It is no path for that, or one that only a container can give.
+    pub(super) fn check_workdir(&self, workdir: &str) -> Result<(), Unusable> {
         let path = Path::new(workdir);
         let plain = path
             .components()
             .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-        if !path.is_absolute() || !plain || path.parent().is_none() {
-            return Some("it must be an absolute path below /, without '..'".to_owned());
+        if !path.is_absolute() || !plain {
+            return Err(Unusable::Broken(format!(
+                "The workdir '{workdir}' can not be used: it must be an absolute path without '..'."
+            )));
         }
-        let taken = ["/dev", "/logs", "/proc", "/solution", "/sys", "/tests", OWN];
+        let elsewhere = |why: &str| {
+            let why = format!("its workdir is '{workdir}', and {why}.");
+            Err(Unusable::Elsewhere(why))
+        };
+        let taken = [
+            "/dev",
+            "/etc",
+            "/logs",
+            "/proc",
+            "/solution",
+            "/sys",
+            "/tests",
+            OWN,
+        ];
         if taken
             .iter()
             .any(|taken| path.starts_with(taken) || Path::new(taken).starts_with(path))
         {
-            return Some("that place is taken".to_owned());
+            return elsewhere("the sandbox has something else in that place");
         }
         // A place for it can't be made in what is read-only; one that is there is covered.
-        let above = path.ancestors().find(|above| above.exists())?;
+        let Some(above) = path.ancestors().find(|above| above.exists()) else {
+            return Ok(());
+        };
         let inside = self.shows(above) || self.shown.iter().any(|shown| shown == above);
-        (inside && (above != path || !path.is_dir()))
-            .then(|| "it lies in a directory of the system, which is shown read-only".to_owned())
+        if inside && (above != path || !path.is_dir()) {
+            return elsewhere(
+                "here that lies in a directory of the system, which the sandbox shows read-only",
+            );
+        }
+        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if self.shown.iter().any(|shown| shown.starts_with(&real)) {
+            return elsewhere("the sandbox has the system's programs in that place");
+        }
+        Ok(())
     }
 
     /// Arguments for all; `covered` are the parts of `/proc` that need nothing from us.

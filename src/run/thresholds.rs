@@ -91,13 +91,11 @@ pub(super) fn again(held: &[ThresholdResult], cases: &[CaseResult]) -> Vec<Thres
 fn said(judge: &str, cases: &[CaseResult]) -> Said {
     let mut said = Said::default();
     for case in cases {
-        let own = std::slice::from_ref(case);
-        let attempts = if case.attempts.is_empty() {
-            own
-        } else {
-            &case.attempts
-        };
-        for attempt in attempts.iter().filter(|it| it.status != Status::Skipped) {
+        for attempt in case
+            .each_attempt()
+            .iter()
+            .filter(|it| it.status != Status::Skipped)
+        {
             let mut silent = true;
             for verdict in verdicts(attempt).filter(|verdict| verdict.name == judge) {
                 silent = false;

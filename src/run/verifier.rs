@@ -28,8 +28,13 @@ impl Work<'_> {
         let tests = self.dir.join("tests");
         let verifier = dir.join("logs/verifier");
         let mut env = self.base_env();
-        env.append(&mut self.resolved("environment", &self.package.env)?);
-        env.append(&mut self.resolved("verifier", &self.package.verifier_env)?);
+        let separate = step.separate.as_ref();
+        let (around, own) = match separate {
+            Some(own) => ("verifier.environment", &own.env),
+            None => ("environment", &self.package.env),
+        };
+        env.append(&mut self.resolved(around, own)?);
+        env.append(&mut self.resolved("verifier", &step.verifier_env)?);
         self.add_places(&mut env, dir);
         // Without a sandbox the agent could reach it.
         remove_tree(&verifier).map_err(|error| failed(error.source))?;
@@ -40,8 +45,8 @@ impl Work<'_> {
         let logs = dir.join("logs/agent");
         let kept = dir.join("agent-logs");
         let mut workspace = None;
-        if let Some(artifacts) = &self.package.separate {
-            workspace = self.separate_workspace(artifacts)?;
+        if let Some(separate) = separate {
+            workspace = self.separate_workspace(&separate.artifacts)?;
             // The verifier's own environment does not get the agent's logs (harbor.md 3).
             std::fs::rename(&logs, &kept).map_err(failed)?;
             std::fs::create_dir(&logs).map_err(failed)?;
@@ -66,15 +71,18 @@ impl Work<'_> {
                 command: self.script(&step.tests, TEST, &format!("{seen}/{TEST}")),
                 mounts,
                 env,
-                network: self.package.verifier_network,
-                user: self.package.verifier_user,
+                network: step.verifier.network,
+                user: step.verifier.user,
+                limits: separate
+                    .map_or(&self.package.limits, |own| &own.limits)
+                    .clone(),
                 input: None,
                 files: Vec::new(),
-                timeout: Some(step.verifier_timeout),
+                timeout: step.verifier.timeout,
                 output: (output, None),
             },
         );
-        if self.package.separate.is_some() {
+        if separate.is_some() {
             remove_tree(&logs).map_err(|error| failed(error.source))?;
             std::fs::rename(&kept, &logs).map_err(failed)?;
         }
@@ -105,7 +113,7 @@ impl Work<'_> {
         match ended.cut {
             Some(Cut::Stopped) => return Err(Failure::stopped()),
             Some(Cut::TimeUp) => {
-                let limit = step.verifier_timeout.as_secs_f64();
+                let limit = step.verifier.timeout.unwrap_or_default().as_secs_f64();
                 let message = format!("The verifier's time ({limit} s) was up.");
                 return no(ErrorKind::VerifierTimeout, message);
             }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::Agent;
 use super::agent::{self, Call, Values, WORD_MAX};
 use super::case::{Failure, Life, Party, Work, capture, first_line, how, stage};
-use super::known::{Asked, Known, without_prompt};
+use super::known::{Asked, Known, account_of_trajectory, without_prompt};
 use super::package::{SOLVE, Step};
 use super::process::Cut;
 use super::results::{AgentRun, ErrorKind, StepResult};
@@ -55,7 +55,7 @@ impl Work<'_> {
         report: &mut StepResult,
     ) -> Result<Option<AgentRun>, Failure> {
         let solution = self.dir.join("solution");
-        let timeout = self.runner.request.agent_timeout.or(step.agent_timeout);
+        let timeout = self.runner.request.agent_timeout.or(step.agent.timeout);
         let ready = match self.runner.request.agent {
             Agent::Nop => return Ok(None),
             Agent::Oracle => self.oracle(step, dir, &solution)?,
@@ -73,9 +73,10 @@ impl Work<'_> {
             command: ready.command,
             mounts,
             env,
-            network: self.package.agent_network,
-            user: self.package.agent_user,
+            network: step.agent.network,
+            user: step.agent.user,
             timeout,
+            limits: self.package.limits.clone(),
             input: ready.input,
             files: ready.files,
             output: (
@@ -113,6 +114,7 @@ impl Work<'_> {
             let output = std::fs::read(dir.join("stdout.txt")).unwrap_or_default();
             known.account(&String::from_utf8_lossy(&output), &mut run);
         }
+        account_of_trajectory(&dir.join("logs/agent"), &mut run);
         if ended.cut == Some(Cut::Stopped) {
             report.agent = Some(run);
             return Err(Failure::stopped());
@@ -431,7 +433,7 @@ impl<'a> Worker<'a> {
             return Ok(Self::Known(known));
         }
         match (runner.kind.as_str(), &runner.command) {
-            ("cli", Some(command)) => Ok(Self::Cli(command)),
+            ("cli", Some(command)) => agent::words(command).map(|_| Self::Cli(command)),
             ("cli", None) => Err("runner.type is cli, and runner.command is missing.".to_owned()),
             ("", _) => Err("The dataset names no runner.type.".to_owned()),
             (kind, _) => {

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod limits;
+mod tasks;
 
 use std::os::unix::fs::symlink;
 use std::process::Stdio;
@@ -168,21 +169,27 @@ fn started(first: &str, args: &[&str]) -> (Project, std::process::Child) {
         .read("eval.yaml")
         .replace("\"\"", &format!("{script:?}"));
     project.write("eval.yaml", config);
-    let child = run(&project, args)
+    let child = begun(&run(&project, args), || marker.exists());
+    (project, child)
+}
+
+/// Starts a command, and returns when it has come so far.
+fn begun(command: &Invocation, so_far: impl Fn() -> bool) -> std::process::Child {
+    let child = command
         .command()
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
     let begin = Instant::now();
-    while !marker.exists() {
+    while !so_far() {
         assert!(
             begin.elapsed() < Duration::from_mins(1),
-            "no agent was started"
+            "it did not come so far"
         );
         sleep(Duration::from_millis(10));
     }
-    (project, child)
+    child
 }
 
 fn signal(child: &std::process::Child, signal: Signal) {
@@ -192,7 +199,7 @@ fn signal(child: &std::process::Child, signal: Signal) {
 
 #[test]
 fn an_interrupt_ends_agents_and_keeps_what_is_known() {
-    for kind in [Signal::INT, Signal::TERM] {
+    for kind in [Signal::INT, Signal::TERM, Signal::HUP] {
         let (project, child) = started("", &["--run-id", "r", "--output", "json"]);
         signal(&child, kind);
         let begin = Instant::now();
@@ -214,6 +221,22 @@ fn an_interrupt_ends_agents_and_keeps_what_is_known() {
                 .contains("\"interrupted\": true")
         );
     }
+}
+
+/// Whoever is started by nohup is not to end with the terminal.
+#[test]
+fn a_hangup_that_is_ignored_is_none() {
+    let project = project(
+        "touch ../started; until test -e ../go; do sleep 0.05; done; mkdir out; touch out/a",
+    );
+    let words = ["-c", "trap '' HUP; exec \"$@\"", "sh"].map(Into::into);
+    let command = run(&project, &["--run-id", "r", "--case", "a"]).within("sh", words);
+    let marker = project.path("runs/r/a/started");
+    let child = begun(&command, || marker.exists());
+    signal(&child, Signal::HUP);
+    project.write("runs/r/a/go", "");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(0));
 }
 
 #[test]
@@ -465,6 +488,17 @@ fn agents_that_are_not_there_are_told_with_those_that_could_be() {
     ] {
         assert!(outcome.stderr.contains(known), "{outcome}");
     }
+    assert!(!project.path("dist").exists(), "told before the build");
+    let steps = "execution: {steps: [{id: a, prompt: x, runner: {type: a-robot}}, \
+                 {id: b, prompt: x, runner: {type: cli, command: 'sh -c \"x'}}], ";
+    let config = project.read("eval.yaml");
+    let config = config.replace("execution: {prompt: '{prompt}', ", steps);
+    project.write("eval.yaml", config);
+    let outcome = run(&project, &[]).run().assert_code(1);
+    for told in ["responses-api", "a-robot", "a quotation is not closed"] {
+        assert!(outcome.stderr.contains(told), "{told}: {outcome}");
+    }
+    assert!(!project.path("dist").exists(), "told before the build");
     // Another one than the dataset names.
     let project = stand_in("  type: responses-api\n", "claude", "");
     let args = [
@@ -660,20 +694,8 @@ fn an_interrupt_lets_hooks_clean_up() {
         ),
     );
     project.write("eval.yaml", config);
-    let child = run(&project, &["--run-id", "r", "-j", "1"])
-        .command()
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let begin = Instant::now();
-    while !marker.exists() {
-        assert!(
-            begin.elapsed() < Duration::from_mins(1),
-            "no agent was started"
-        );
-        sleep(Duration::from_millis(10));
-    }
+    let command = run(&project, &["--run-id", "r", "-j", "1"]);
+    let child = begun(&command, || marker.exists());
     signal(&child, Signal::TERM);
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
     assert!(project.path("after-each").exists() && project.path("after-all").exists());
@@ -799,21 +821,9 @@ fn a_stopped_run_is_taken_up_again() {
         ),
     );
     project.write("eval.yaml", config);
-    let child = run(&project, &["--run-id", "r", "-j", "1"])
-        .command()
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let begin = Instant::now();
-    let begun = || std::fs::read_to_string(project.path("log")).unwrap_or_default();
-    while begun().lines().count() < 2 {
-        assert!(
-            begin.elapsed() < Duration::from_mins(1),
-            "the second case did not start"
-        );
-        sleep(Duration::from_millis(10));
-    }
+    let log = || std::fs::read_to_string(project.path("log")).unwrap_or_default();
+    let command = run(&project, &["--run-id", "r", "-j", "1"]);
+    let child = begun(&command, || log().lines().count() >= 2);
     // While it runs, nobody else takes it up.
     let outcome = run(&project, &["--resume", "r"]).run().assert_code(2);
     assert!(
@@ -851,22 +861,26 @@ fn a_stopped_run_is_taken_up_again() {
         (&["--resume", ".."], "is no run id"),
         (&["--run-id", "../r"], "is no run id"),
         (&["--run-id", "r"], "exists already"),
+        (
+            &[
+                "--resume",
+                "r",
+                "--agent",
+                "nop",
+                "--pass-at",
+                "0.5",
+                "--attempts",
+                "2",
+            ],
+            "its agent was cli, not nop, and it had --attempts 1, and it had --pass-at 1",
+        ),
+        (&["--agent-home", "nowhere"], "--agent-home 'nowhere'"),
     ] {
         let outcome = run(&project, args).run().assert_code(2);
         assert!(outcome.stderr.contains(why), "{outcome}");
         for left in ["dist", "else", "cases/.casepack", ".casepack"] {
             assert!(!project.path(left).exists(), "{args:?} left {left}");
         }
-    }
-    for (args, why) in [
-        (
-            &["--resume", "r", "--agent", "nop"],
-            "its agent was cli, not nop",
-        ),
-        (&["--resume", "r", "--pass-at", "0.5"], "it had --pass-at 1"),
-    ] {
-        let outcome = run(&project, args).run().assert_code(2);
-        assert!(outcome.stderr.contains(why), "{outcome}");
     }
 }
 
@@ -1195,6 +1209,7 @@ fn packages_are_handed_to_harbor() {
         )
     );
     assert!(outcome.stderr.contains("streamed"), "{outcome}");
+    assert!(project.read("runs/r/harbor.log").contains("streamed"));
     let document = outcome.json();
     assert_eq!(document["engine"], "harbor");
     let cases = &document["cases"];

@@ -9,17 +9,6 @@ use crate::diag::{Diagnostics, Place, Rule, Severity};
 use crate::template::python_str;
 use crate::yaml::{Fields, Value, Yaml};
 
-const PHASES: [(&str, Phase); 8] = [
-    ("before_all", Phase::BeforeAll),
-    ("before_each", Phase::BeforeEach),
-    ("before_step", Phase::BeforeStep),
-    ("after_step", Phase::AfterStep),
-    ("after_each", Phase::AfterEach),
-    ("before_scoring", Phase::BeforeScoring),
-    ("after_all", Phase::AfterAll),
-    ("before_report", Phase::BeforeReport),
-];
-
 /// Reads `hooks`.
 pub(super) fn hooks(top: &mut Fields<'_>, mode: Mode, diags: &mut Diagnostics) -> Vec<Hook> {
     let mut hooks = Vec::new();
@@ -27,8 +16,8 @@ pub(super) fn hooks(top: &mut Fields<'_>, mode: Mode, diags: &mut Diagnostics) -
         return hooks;
     };
     let mut per_case: Vec<Value<'_>> = Vec::new();
-    for (name, phase) in PHASES {
-        let Some(list) = block.get(name) else {
+    for phase in Phase::ALL {
+        let Some(list) = block.get(phase.name()) else {
             continue;
         };
         let per_case_phase = matches!(

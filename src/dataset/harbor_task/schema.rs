@@ -6,7 +6,7 @@ use std::ops::Range;
 use toml_edit::{Item, TableLike, Value};
 use unicode_normalization::UnicodeNormalization;
 
-use super::tables;
+pub(crate) use super::tables;
 use crate::yaml::nearest;
 
 /// Takes a finding: config path, place, sentence, help.
@@ -20,6 +20,10 @@ enum Type {
     TextOrInt,
     Whole,
     Number,
+    /// Seconds, also endless ones.
+    Seconds,
+    /// `4G`, as `memory` and `storage` were once written.
+    Size,
     Flag,
     Texts,
     /// One of these.
@@ -30,7 +34,8 @@ enum Type {
     Table(&'static [Key]),
     /// A list of such tables.
     Tables(&'static [Key]),
-    Any,
+    /// Any table.
+    Free,
     /// A number, or numbers by name.
     Reward,
     /// Texts or tables.
@@ -70,7 +75,7 @@ const ROOT: &[Key] = &[
     key("multi_step_reward_strategy", Type::Word(&["mean", "final"])),
     key("artifacts", Type::Artifacts),
     key("task", Type::Table(TASK)),
-    key("metadata", Type::Any),
+    key("metadata", Type::Free),
     key("environment", Type::Table(ENVIRONMENT)),
     key("agent", Type::Table(AGENT)),
     key("verifier", Type::Table(VERIFIER)),
@@ -97,17 +102,22 @@ const ENVIRONMENT: &[Key] = &[
     key("cpus", Type::Number),
     key("memory_mb", Type::Whole),
     key("storage_mb", Type::Whole),
-    key("memory", Type::Text),
-    key("storage", Type::Text),
+    key("memory", Type::Size),
+    key("storage", Type::Size),
     key("gpus", Type::Whole),
     key("gpu_types", Type::Texts),
-    key("tpu", Type::Any),
+    key("tpu", Type::Table(TPU)),
     key("os", Type::Word(&["linux", "windows"])),
-    key("build_timeout_sec", Type::Number),
+    key("build_timeout_sec", Type::Seconds),
     key("skills_dir", Type::Text),
     key("mcp_servers", Type::Tables(MCP)),
     key("healthcheck", Type::Table(HEALTHCHECK)),
     key("allow_internet", Type::Flag),
+];
+
+const TPU: &[Key] = &[
+    needed("type", Type::NotEmpty),
+    needed("topology", Type::NotEmpty),
 ];
 
 const MCP: &[Key] = &[
@@ -124,22 +134,22 @@ const MCP: &[Key] = &[
 
 const HEALTHCHECK: &[Key] = &[
     needed("command", Type::Text),
-    key("interval_sec", Type::Number),
-    key("timeout_sec", Type::Number),
-    key("start_period_sec", Type::Number),
-    key("start_interval_sec", Type::Number),
+    key("interval_sec", Type::Seconds),
+    key("timeout_sec", Type::Seconds),
+    key("start_period_sec", Type::Seconds),
+    key("start_interval_sec", Type::Seconds),
     key("retries", Type::Whole),
 ];
 
 const AGENT: &[Key] = &[
-    key("timeout_sec", Type::Number),
+    key("timeout_sec", Type::Seconds),
     key("user", Type::TextOrInt),
     key("network_mode", NETWORK),
     key("allowed_hosts", Type::Texts),
 ];
 
 const VERIFIER: &[Key] = &[
-    key("timeout_sec", Type::Number),
+    key("timeout_sec", Type::Seconds),
     key("env", Type::Env),
     key("user", Type::TextOrInt),
     key("network_mode", NETWORK),
@@ -152,7 +162,7 @@ const VERIFIER: &[Key] = &[
 const COLLECT: &[Key] = &[
     needed("command", Type::Text),
     key("service", Type::Text),
-    key("timeout_sec", Type::Number),
+    key("timeout_sec", Type::Seconds),
     key("user", Type::TextOrInt),
 ];
 
@@ -166,6 +176,78 @@ const STEP: &[Key] = &[
     key("healthcheck", Type::Table(HEALTHCHECK)),
     key("artifacts", Type::Artifacts),
 ];
+
+/// What Harbor's loader refuses in a `task.toml`, and amounts that are none: sentences that name the
+/// field, each with how to mend it.
+pub(crate) fn faults(root: &dyn TableLike) -> Vec<(String, String)> {
+    let mut faults = Vec::new();
+    check(root, |_, _, what, fix| faults.push((what, fix)));
+    faults
+}
+
+/// A number, also one that is written as text, as Harbor's reader takes it.
+pub(crate) fn number(item: &Item) -> Option<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "seconds, amounts and rewards")]
+    let whole = || item.as_integer().map(|number| number as f64);
+    let text = || item.as_str()?.trim().parse().ok();
+    item.as_float().or_else(whole).or_else(text)
+}
+
+/// A whole number, in the same way.
+fn whole(item: &Item) -> Option<f64> {
+    // Where numbers of TOML end.
+    const END: f64 = 9.3e18;
+    let fraction = item
+        .as_str()
+        .is_some_and(|text| text.contains(['.', 'e', 'E']));
+    let whole = |number: &f64| number.fract() == 0.0 && number.abs() < END && !fraction;
+    number(item).filter(whole)
+}
+
+/// Yes or no, in all the ways that Harbor's reader takes.
+pub(crate) fn flag(item: &Item) -> Option<bool> {
+    const WORDS: [(&str, bool); 12] = [
+        ("true", true),
+        ("yes", true),
+        ("on", true),
+        ("t", true),
+        ("y", true),
+        ("1", true),
+        ("false", false),
+        ("no", false),
+        ("off", false),
+        ("f", false),
+        ("n", false),
+        ("0", false),
+    ];
+    let text = || {
+        let text = item.as_str()?.to_lowercase();
+        WORDS
+            .iter()
+            .find(|(word, _)| *word == text)
+            .map(|(_, yes)| *yes)
+    };
+    let digit = || match number(item) {
+        Some(0.0) => Some(false),
+        Some(1.0) => Some(true),
+        _ => None,
+    };
+    match item.as_str() {
+        Some(_) => text(),
+        None => item.as_bool().or_else(digit),
+    }
+}
+
+/// `4G`, `512M`, `2048K` in MiB, cut as Harbor cuts them.
+pub(crate) fn mebibytes(text: &str) -> Option<f64> {
+    let text = text.trim().to_ascii_uppercase();
+    let units = [("G", 1024.0), ("M", 1.0), ("K", 1.0 / 1024.0)];
+    let (digits, unit) = units
+        .into_iter()
+        .find_map(|(letter, unit)| Some((text.strip_suffix(letter)?, unit)))?;
+    let number: f64 = digits.trim().parse().ok()?;
+    number.is_finite().then(|| (number * unit).trunc())
+}
 
 /// Tells everything for which Harbor's loader refuses the file.
 pub(super) fn check(
@@ -216,7 +298,8 @@ fn unknown(table: &dyn TableLike, keys: &'static [Key], path: &str, tell: &mut T
             }
             continue;
         }
-        let scalar = |key: &&Key| !matches!(key.kind, Type::Table(_) | Type::Tables(_) | Type::Any);
+        let scalar =
+            |key: &&Key| !matches!(key.kind, Type::Table(_) | Type::Tables(_) | Type::Free);
         let of_root = !path.is_empty() && ROOT.iter().filter(scalar).any(|key| key.name == name);
         let help = if of_root {
             format!(
@@ -270,7 +353,6 @@ fn value(item: &Item, kind: Type, path: &str, tell: &mut Tell<'_>) {
         );
     };
     let text = item.as_str();
-    let numeric = |text: &str| text.trim().parse::<f64>().is_ok_and(f64::is_finite);
     match kind {
         Type::Text if text.is_none() => wrong("a text in quotes"),
         Type::NotEmpty if text.is_none_or(str::is_empty) => wrong("a text that is not empty"),
@@ -278,24 +360,14 @@ fn value(item: &Item, kind: Type, path: &str, tell: &mut Tell<'_>) {
             wrong("a text or a whole number");
         }
         Type::Whole => {
-            let whole = item.as_integer().is_some()
-                || item.as_float().is_some_and(|number| number.fract() == 0.0)
-                || text.is_some_and(|text| text.trim().parse::<i64>().is_ok());
-            if !whole {
+            if whole(item).is_none() {
                 wrong("a whole number");
             }
         }
-        Type::Number => {
-            let number = item.as_integer().is_some()
-                || item.as_float().is_some_and(f64::is_finite)
-                || text.is_some_and(numeric);
-            if !number {
-                wrong("a number");
-            }
-        }
-        Type::Flag if item.as_bool().is_none() && text.is_none() && item.as_integer().is_none() => {
-            wrong("true or false");
-        }
+        Type::Number if !number(item).is_some_and(f64::is_finite) => wrong("a number"),
+        Type::Seconds if number(item).is_none_or(f64::is_nan) => wrong("a number of seconds"),
+        Type::Size if text.and_then(mebibytes).is_none() => wrong("a size like \"4G\" or \"512M\""),
+        Type::Flag if flag(item).is_none() => wrong("true or false"),
         Type::Texts => {
             let texts = item
                 .as_array()
@@ -333,6 +405,7 @@ fn value(item: &Item, kind: Type, path: &str, tell: &mut Tell<'_>) {
                 }
             }
         },
+        Type::Free if item.as_table_like().is_none() => wrong("a table"),
         Type::Table(keys) => match item.as_table_like() {
             None => wrong("a table"),
             Some(inner) => table(inner, keys, path, item.span().as_ref(), tell),
@@ -359,11 +432,10 @@ fn value(item: &Item, kind: Type, path: &str, tell: &mut Tell<'_>) {
             }
         }
         Type::Reward => {
-            let number = |item: &Item| item.as_float().is_some() || item.as_integer().is_some();
-            let fine = number(item)
+            let fine = number(item).is_some()
                 || item
                     .as_table_like()
-                    .is_some_and(|table| table.iter().all(|(_, value)| number(value)));
+                    .is_some_and(|table| table.iter().all(|(_, value)| number(value).is_some()));
             if !fine {
                 wrong("a number, or numbers by name");
             }
@@ -411,7 +483,14 @@ fn value(item: &Item, kind: Type, path: &str, tell: &mut Tell<'_>) {
             ),
             Some(Ok(())) => {}
         },
-        Type::Text | Type::NotEmpty | Type::TextOrInt | Type::Flag | Type::Any => {}
+        Type::Text
+        | Type::NotEmpty
+        | Type::TextOrInt
+        | Type::Number
+        | Type::Seconds
+        | Type::Size
+        | Type::Flag
+        | Type::Free => {}
     }
 }
 

@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 
 use super::{escaped, name};
+use crate::diag::count;
 use crate::report::excerpt::{End, Excerpt, Home, cut};
-use crate::report::words::{error, number, time, value};
+use crate::report::words::{self, error, number, time, value};
 use crate::run::{AgentRun, CaseResult, HookRun, JudgeResult, Status};
 
 /// Lines of a table that come from a run are at most so many.
@@ -109,8 +110,8 @@ fn attempt(
             let path = escaped(cut(&file.path, TEXT_MAX).0).into_owned();
             writeln!(
                 to,
-                "<li>{path} <span class=\"n\">{} bytes</span></li>",
-                file.size
+                "<li>{path} <span class=\"n\">{}</span></li>",
+                count(file.size, "byte", "bytes")
             )?;
         }
         if files.len() > ROWS_MAX {
@@ -199,14 +200,13 @@ fn usage(agent: &AgentRun, one: &mut dyn FnMut(&str, &str) -> io::Result<()>) ->
         one("turns", &turns.to_string())?;
     }
     if let Some(tokens) = &agent.token_usage {
-        let told = format!(
-            "{} in, {} out, {} from cache",
-            tokens.input, tokens.output, tokens.cache_read
-        );
-        one("tokens", &told)?;
+        one("tokens", &words::tokens(tokens))?;
     }
     if agent.output_dropped > 0 {
-        one("output dropped", &format!("{} bytes", agent.output_dropped))?;
+        one(
+            "output dropped",
+            &count(agent.output_dropped, "byte", "bytes"),
+        )?;
     }
     Ok(())
 }
@@ -300,7 +300,8 @@ fn omitted(bytes: u64, end: End, path: &str, to: &mut dyn Write) -> io::Result<(
     let path = escaped(path);
     writeln!(
         to,
-        "<p class=\"omitted\">{bytes} bytes {side} this are left out; all of it is in {path}.</p>"
+        "<p class=\"omitted\">Left out: {} {side} this; all of it is in {path}.</p>",
+        count(bytes, "byte", "bytes")
     )
 }
 

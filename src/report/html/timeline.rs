@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use super::name;
+use crate::diag::count;
 use crate::report::words::time;
 use crate::run::CaseResult;
 
@@ -49,7 +50,11 @@ pub(super) fn overview(cases: &[CaseResult], to: &mut dyn Write) -> io::Result<(
     )?;
     if order.len() < cases.len() {
         let (shown, all) = (order.len(), cases.len());
-        writeln!(to, "<p>The {shown} longest of {all} cases.</p>")?;
+        writeln!(
+            to,
+            "<p>The {shown} longest of {}.</p>",
+            count(all, "case", "cases")
+        )?;
     }
     writeln!(to, "</section>")
 }

@@ -45,7 +45,7 @@ fn hooks(dataset: &Dataset, diags: &mut Diagnostics) {
     if phases.is_empty() {
         return;
     }
-    let phases: Vec<&str> = phases.into_iter().map(phase).collect();
+    let phases: Vec<&str> = phases.into_iter().map(Phase::name).collect();
     diags.push(
         Diagnostic::new(
             Rule::HooksNotPortable,
@@ -57,19 +57,6 @@ fn hooks(dataset: &Dataset, diags: &mut Diagnostics) {
         .help("Make what they stage part of the case: list it in workspace.files.")
         .field("hooks"),
     );
-}
-
-fn phase(phase: Phase) -> &'static str {
-    match phase {
-        Phase::BeforeAll => "before_all",
-        Phase::BeforeEach => "before_each",
-        Phase::BeforeStep => "before_step",
-        Phase::AfterStep => "after_step",
-        Phase::AfterEach => "after_each",
-        Phase::BeforeScoring => "before_scoring",
-        Phase::AfterAll => "after_all",
-        Phase::BeforeReport => "before_report",
-    }
 }
 
 fn judges(options: &Options, judging: &Judging, diags: &mut Diagnostics) {
