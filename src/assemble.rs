@@ -68,16 +68,16 @@ pub struct Common<'a> {
 /// The files of one view that every case has.
 struct Shared<'a> {
     files: Collected<'a>,
-    /// Their outermost names, as they collide; `None` when some of the names do among themselves,
-    /// which is told for each case, or before all are there.
-    tops: Option<BTreeSet<String>>,
+    /// Their outermost names, as they collide, and their tree; `None` when some of the names do
+    /// among themselves, which is told for each case, or before all are there.
+    frozen: Option<(BTreeSet<String>, Tree)>,
 }
 
 impl<'a> Shared<'a> {
     fn new(roots: &'a Roots) -> Self {
         Self {
             files: Collected::new(roots),
-            tops: None,
+            frozen: None,
         }
     }
 
@@ -87,19 +87,21 @@ impl<'a> Shared<'a> {
         if let Ok(nobody) = CaseId::new("_") {
             self.files.check_names(&nobody, &mut found);
         }
-        self.tops = found.iter().next().is_none().then(|| self.files.tops());
+        let plain = found.iter().next().is_none();
+        self.frozen = plain.then(|| (self.files.tops(), self.files.clone().finish()));
     }
 
-    /// Puts them beside the `own` files of a case; what is in the way is told.
-    fn put_beside(&self, own: &mut Collected<'a>, case: &CaseId, diags: &mut Diagnostics) {
-        let apart = |tops: &BTreeSet<String>| own.tops().is_disjoint(tops);
-        if self.tops.as_ref().is_some_and(apart) {
+    /// They and the `own` files of a case; what is in the way is told.
+    fn put_beside(&self, mut own: Collected<'a>, case: &CaseId, diags: &mut Diagnostics) -> Tree {
+        if let Some((tops, tree)) = &self.frozen
+            && own.tops().is_disjoint(tops)
+        {
             own.check_names(case, diags);
-            own.join(&self.files);
-        } else {
-            own.merge(&self.files, case, diags);
-            own.check_names(case, diags);
+            return own.finish_with(tree);
         }
+        own.merge(&self.files, case, diags);
+        own.check_names(case, diags);
+        own.finish()
     }
 }
 
@@ -461,22 +463,19 @@ pub fn case(
         Rest::HarborTask => reader.harbor_task(case, &mut workspace, &mut task, diags),
         Rest::Ignored => {}
     }
-    common.workspace.put_beside(&mut workspace, &case.id, diags);
-    if material.rest == Rest::Evaluation {
-        common
-            .evaluation
-            .put_beside(&mut evaluation, &case.id, diags);
+    let workspace = common.workspace.put_beside(workspace, &case.id, diags);
+    let evaluation = if material.rest == Rest::Evaluation {
+        common.evaluation.put_beside(evaluation, &case.id, diags)
     } else {
         evaluation.check_names(&case.id, diags);
-    }
-    if diags.count(Severity::Error) > before {
-        return None;
-    }
-    Some(Views {
-        workspace: workspace.finish(),
-        evaluation: evaluation.finish(),
+        evaluation.finish()
+    };
+    let views = Views {
+        workspace,
+        evaluation,
         task: task.finish(),
-    })
+    };
+    (diags.count(Severity::Error) == before).then_some(views)
 }
 
 /// One string entry (policy 9; the table of seed 000).

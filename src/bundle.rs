@@ -19,7 +19,7 @@ pub(crate) mod tests;
 
 use std::fmt;
 
-pub use self::catalog::{Listed, Mount, Placement, Shard, ShardCase, listing_file, tree_of};
+pub use self::catalog::{Listed, Mount, Placement, Shard, ShardCase};
 pub use self::pack::{Frame, Name, PackIndex, Place};
 pub use self::packer::{About, CaseDigests, PackError, PackageTree, Packed, Packer, intact};
 pub use self::release::{

@@ -6,16 +6,18 @@
 
 mod diff;
 mod links;
+mod listing;
 mod materialise;
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use self::diff::{Diff, diff};
 pub use self::links::{Links, Seen};
+pub use self::listing::{Row, id_of, listing_file, push_row};
 pub use self::materialise::{MaterialiseError, Written, materialise, materialise_linked};
-use crate::digest::{Digest, Hasher, TreeId, hash_reader};
+use crate::digest::{Digest, TreeId, hash_reader};
 use crate::fs::{Found, FsError, Kind, ReadError, Root, Stamp, Thing, Walk, read_open};
 use crate::path::TreePath;
 
@@ -170,8 +172,22 @@ pub struct Entry {
 
 /// A frozen set of files, sorted by path bytes. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Tree {
-    entries: Arc<[(TreePath, Entry)]>,
+pub struct Tree(Arc<Frozen>);
+
+#[derive(Debug, Default)]
+struct Frozen {
+    entries: Vec<(TreePath, Entry)>,
+    /// Computed when it is asked for.
+    id: OnceLock<TreeId>,
+}
+
+impl FromIterator<(TreePath, Entry)> for Frozen {
+    fn from_iter<I: IntoIterator<Item = (TreePath, Entry)>>(entries: I) -> Self {
+        Self {
+            entries: entries.into_iter().collect(),
+            id: OnceLock::new(),
+        }
+    }
 }
 
 /// Two entries that can't both be.
@@ -241,6 +257,12 @@ impl TreeBuilder {
     /// # Errors
     /// As [`TreeBuilder::insert`]; what was added before the clash stays.
     pub fn graft(&mut self, prefix: &TreePath, tree: &Tree) -> Result<(), Clash> {
+        if self.clash(prefix).is_none() {
+            // Nothing is there that a file of the tree could clash with.
+            let below = |(path, entry): (&TreePath, &Entry)| (prefix.join(path), entry.clone());
+            self.entries.extend(tree.iter().map(below));
+            return Ok(());
+        }
         for (path, entry) in tree.iter() {
             self.insert(prefix.join(path), entry.mode, entry.content.clone())?;
         }
@@ -256,33 +278,36 @@ impl TreeBuilder {
 impl Tree {
     /// The tree of these files, of which no two clash.
     pub(crate) fn of(entries: impl Iterator<Item = (TreePath, Entry)>) -> Self {
-        let entries: Arc<[_]> = entries.collect();
+        let frozen: Frozen = entries.collect();
         debug_assert!(
-            entries.is_sorted_by(|a, b| a.0 < b.0 && !b.0.starts_with(&a.0)),
+            frozen
+                .entries
+                .is_sorted_by(|a, b| a.0 < b.0 && !b.0.starts_with(&a.0)),
             "sorted, and no file below another"
         );
-        Self { entries }
+        Self(Arc::new(frozen))
     }
 
     /// Its files, sorted by path bytes.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&TreePath, &Entry)> {
-        self.entries.iter().map(|(path, entry)| (path, entry))
+        self.0.entries.iter().map(|(path, entry)| (path, entry))
     }
 
     /// The file at `path`.
     pub fn get(&self, path: &TreePath) -> Option<&Entry> {
-        let at = self.entries.binary_search_by(|(other, _)| other.cmp(path));
-        Some(&self.entries.get(at.ok()?)?.1)
+        let entries = &self.0.entries;
+        let at = entries.binary_search_by(|(other, _)| other.cmp(path));
+        Some(&entries.get(at.ok()?)?.1)
     }
 
     /// How many files it has.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.0.entries.len()
     }
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.0.entries.is_empty()
     }
 
     /// Bytes of all contents together.
@@ -292,47 +317,28 @@ impl Tree {
         })
     }
 
-    /// The canonical digest: for every entry sorted by path `path NUL mode NUL hex LF`
-    /// (bundle-format, "Digests").
+    /// The canonical digest ([`id_of`]); computed once.
     pub fn id(&self) -> TreeId {
-        let mut hasher = Hasher::new();
-        for (path, entry) in self.iter() {
-            hasher.update(path.as_str().as_bytes());
-            hasher.update(b"\0");
-            hasher.update(entry.mode.letter().as_bytes());
-            hasher.update(b"\0");
-            hasher.update(&entry.content.digest.hex_digits());
-            hasher.update(b"\n");
-        }
-        TreeId(hasher.finish())
+        *self.0.id.get_or_init(|| id_of(self.iter()))
     }
 
     /// The files below `prefix`, which is taken off.
     #[must_use]
     pub fn below(&self, prefix: &TreePath) -> Self {
         let below = format!("{prefix}/");
-        let start = self
-            .entries
-            .partition_point(|(path, _)| path.as_str() < below.as_str());
-        let entries = self
-            .entries
-            .iter()
-            .skip(start)
-            .map_while(|(path, entry)| Some((path.strip_prefix(prefix)?, entry.clone())))
-            .collect();
-        Self { entries }
+        let entries = &self.0.entries;
+        let start = entries.partition_point(|(path, _)| path.as_str() < below.as_str());
+        let kept = entries.iter().skip(start);
+        let kept =
+            kept.map_while(|(path, entry)| Some((path.strip_prefix(prefix)?, entry.clone())));
+        Self(Arc::new(kept.collect()))
     }
 
     /// The files that `keep` wants.
     #[must_use]
     pub fn filter(&self, keep: impl Fn(&TreePath) -> bool) -> Self {
-        let entries = self
-            .entries
-            .iter()
-            .filter(|(path, _)| keep(path))
-            .cloned()
-            .collect();
-        Self { entries }
+        let kept = self.0.entries.iter().filter(|(path, _)| keep(path));
+        Self(Arc::new(kept.cloned().collect()))
     }
 
     /// Reads the directory `dir` (`None`: the root itself) of `root`, to compare what is there

@@ -150,13 +150,6 @@ impl<'a> Collected<'a> {
         self.items.keys().map(|path| fold(path.first())).collect()
     }
 
-    /// Adds all of `other`, with none of which anything here has an outermost name in common.
-    pub(super) fn join(&mut self, other: &Self) {
-        let items = other.items.iter();
-        self.items
-            .extend(items.map(|(path, item)| (path.clone(), item.clone())));
-    }
-
     /// Adds all of `other`; clashes are told for `case`.
     pub(super) fn merge(&mut self, other: &Self, case: &CaseId, diags: &mut Diagnostics) {
         let mut here = diags.fork();
@@ -229,6 +222,25 @@ impl<'a> Collected<'a> {
         // `add` lets no clash through.
         let items = self.items.into_iter();
         Tree::of(items.map(|(path, item)| (path, entry(item))))
+    }
+
+    /// The frozen tree of these files and of those of `other`, with none of which anything here has
+    /// an outermost name in common.
+    pub(super) fn finish_with(self, other: &Tree) -> Tree {
+        let own = self.finish();
+        if other.is_empty() {
+            return own;
+        }
+        let mut other = other.iter().peekable();
+        let mut own = own.iter().peekable();
+        Tree::of(std::iter::from_fn(|| {
+            let next = match (own.peek(), other.peek()) {
+                (Some(mine), Some(theirs)) if theirs.0 < mine.0 => other.next(),
+                (Some(_), _) => own.next(),
+                (None, _) => other.next(),
+            };
+            next.map(|(path, entry)| (path.clone(), entry.clone()))
+        }))
     }
 }
 

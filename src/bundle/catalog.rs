@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::{Bad, View, json, limits, pack};
-use crate::digest::{Digest, Hasher, TreeId};
+use super::{Bad, View, limits, pack};
+use crate::digest::Digest;
 use crate::path::{CaseId, TreePath};
-use crate::tree::Mode;
+use crate::tree::{self, Mode};
 
 /// One file of a tree, without its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,58 +25,15 @@ pub struct Listed {
     pub size: u64,
 }
 
-/// The canonical digest of a sorted listing; that of the same files as a [`crate::tree::Tree`].
-pub fn tree_of<'a>(listing: impl IntoIterator<Item = &'a Listed>) -> TreeId {
-    let mut hasher = Hasher::new();
-    for Listed {
-        path, mode, digest, ..
-    } in listing
-    {
-        hasher.update(path.as_str().as_bytes());
-        hasher.update(b"\0");
-        hasher.update(mode.letter().as_bytes());
-        hasher.update(b"\0");
-        hasher.update(&digest.hex_digits());
-        hasher.update(b"\n");
-    }
-    TreeId(hasher.finish())
-}
-
-/// The bytes of a file that lists a tree: a package may have one of its workspace, and then need
-/// not store it.
-pub fn listing_file<'a>(listing: impl IntoIterator<Item = &'a Listed>) -> Vec<u8> {
-    let mut out = b"{\"files\":[".to_vec();
-    for (at, listed) in listing.into_iter().enumerate() {
-        if at > 0 {
-            out.push(b',');
+impl<'a> From<&'a Listed> for tree::Row<'a> {
+    fn from(it: &'a Listed) -> Self {
+        Self {
+            path: &it.path,
+            mode: it.mode,
+            digest: it.digest,
+            size: it.size,
         }
-        push_entry(
-            &mut out,
-            &listed.path,
-            listed.mode,
-            listed.digest,
-            listed.size,
-        );
     }
-    out.extend_from_slice(b"]}\n");
-    out
-}
-
-/// `["path","mode","hex",size]`
-pub(super) fn push_entry(
-    out: &mut Vec<u8>,
-    path: &TreePath,
-    mode: Mode,
-    digest: Digest,
-    size: u64,
-) {
-    out.push(b'[');
-    json::push_text(out, path.as_str());
-    out.extend_from_slice(b",\"");
-    out.extend_from_slice(mode.letter().as_bytes());
-    out.extend_from_slice(b"\",\"");
-    out.extend_from_slice(&digest.hex_digits());
-    out.extend_from_slice(format!("\",{size}]").as_bytes());
 }
 
 /// Where the files of a view lie in a Harbor package.
@@ -101,7 +58,7 @@ pub struct Placement {
     pub workspace: Option<Mount>,
     /// Where the evaluation material is.
     pub evaluation: Option<Mount>,
-    /// Where a file lies that lists the workspace (see [`listing_file`]).
+    /// Where a file lies that lists the workspace (see [`tree::listing_file`]).
     pub listing: Option<TreePath>,
 }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::prelude::*;
 
-use super::catalog::{self, Listed, Mount, Placement, listing_file, tree_of};
+use super::catalog::{Mount, Placement};
 use super::catalog_writer::{self, Line};
 use super::pack::{self, Frame, Holds, Piece, Squeezer};
 use super::previous::{Contents, Frames, Previous};
@@ -28,7 +28,7 @@ use super::{
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::fs::{FsError, ReadError, Root, StagedDir, Stamp, write_atomic};
 use crate::path::{CaseId, TreePath};
-use crate::tree::{Content, Data, Entry, Mode, Tree};
+use crate::tree::{self, Content, Data, Entry, Mode, Tree, id_of, listing_file, push_row};
 
 /// What made packs and shards: those of another writer are not taken over, since they may have
 /// other bytes.
@@ -77,12 +77,14 @@ pub struct PackageTree<'a> {
     pub harbor: Digest,
     /// All its files.
     pub tree: &'a Tree,
+    /// Where it is known to have [`listing_file`] of the workspace; else that is looked for.
+    pub listing: Option<&'a TreePath>,
 }
 
 impl CaseDigests {
     /// Those of a case with these trees.
     pub fn of(workspace: &Tree, evaluation: &Tree, package: &PackageTree<'_>) -> Self {
-        let split = Split::new(workspace, evaluation, package.tree);
+        let split = Split::new(workspace, evaluation, package);
         split.digests(workspace, evaluation, package.harbor)
     }
 }
@@ -250,7 +252,7 @@ impl Packer {
         evaluation: &Tree,
         package: &PackageTree<'_>,
     ) -> Result<CaseDigests, PackError> {
-        let split = Split::new(workspace, evaluation, package.tree);
+        let split = Split::new(workspace, evaluation, package);
         let digests = split.digests(workspace, evaluation, package.harbor);
         let placement = Placement {
             name: package.name.clone(),
@@ -455,22 +457,17 @@ struct Split<'a> {
 
 impl<'a> Split<'a> {
     fn digests(&self, workspace: &Tree, evaluation: &Tree, harbor: Digest) -> CaseDigests {
-        let task: Vec<Listed> = self
-            .task
-            .iter()
-            .map(|(path, entry)| listed(path, entry))
-            .collect();
         CaseDigests {
             workspace: workspace.id(),
             evaluation: evaluation.id(),
-            task: tree_of(&task),
+            task: id_of(self.task.iter().copied()),
             harbor,
         }
     }
 
     /// The workspace lies in a package whole or not at all; of the evaluation material a part may
     /// lie elsewhere, where the task tree has it.
-    fn new(workspace: &Tree, evaluation: &Tree, package: &'a Tree) -> Self {
+    fn new(workspace: &Tree, evaluation: &Tree, package: &PackageTree<'a>) -> Self {
         let mut split = Self {
             workspace: None,
             evaluation: None,
@@ -480,7 +477,7 @@ impl<'a> Split<'a> {
         // Places of the package that come from another view.
         let mut claimed: Vec<&TreePath> = Vec::new();
         for at in ["environment/workspace", "environment"] {
-            let (found, missing) = common(package, at, workspace);
+            let (found, missing) = common(package.tree, at, workspace);
             if missing.is_empty() && !workspace.is_empty() {
                 split.workspace = Mount::new(at, missing);
                 claimed.extend(found);
@@ -488,7 +485,7 @@ impl<'a> Split<'a> {
             }
         }
         let at = "tests/evaluation";
-        let (found, missing) = common(package, at, evaluation);
+        let (found, missing) = common(package.tree, at, evaluation);
         if missing.len() < evaluation.len() {
             split.evaluation = Mount::new(at, missing);
             claimed.extend(found);
@@ -496,17 +493,28 @@ impl<'a> Split<'a> {
         // Both are sorted, and one sorts before the other.
         let mut claimed = claimed.into_iter().peekable();
         let rest = package
+            .tree
             .iter()
             .filter(|(path, _)| claimed.next_if_eq(path).is_none());
         split.task = rest.collect();
-        let files: Vec<Listed> = workspace
-            .iter()
-            .map(|(path, it)| listed(path, it))
-            .collect();
-        let text = Descriptor::of(&listing_file(&files));
-        let same = split.task.iter().position(|(_, Entry { mode, content })| {
-            *mode == Mode::Regular && (content.digest, content.size) == (text.digest, text.size)
-        });
+        let lists = |(_, Entry { mode, content }): &(&TreePath, &Entry), text: &[u8]| {
+            *mode == Mode::Regular
+                && content.size == text.len() as u64
+                && match &content.data {
+                    Data::Bytes(bytes) => **bytes == *text,
+                    Data::File { .. } => content.digest == Digest::of(text),
+                }
+        };
+        let same = if let Some(known) = package.listing {
+            split.task.iter().position(|(path, _)| *path == known)
+        } else {
+            let text = listing_file(workspace.iter());
+            split.task.iter().position(|file| lists(file, &text))
+        };
+        debug_assert!(
+            same.is_none_or(|at| lists(&split.task[at], &listing_file(workspace.iter()))),
+            "it can be made again from the workspace"
+        );
         if let Some(at) = same {
             split.listing = Some(split.task.remove(at).0.clone());
         }
@@ -550,15 +558,6 @@ fn common<'a>(package: &'a Tree, at: &str, view: &Tree) -> (Vec<&'a TreePath>, B
         }
     }
     (found, missing)
-}
-
-fn listed(path: &TreePath, entry: &Entry) -> Listed {
-    Listed {
-        path: path.clone(),
-        mode: entry.mode,
-        digest: entry.content.digest,
-        size: entry.content.size,
-    }
 }
 
 impl State {
@@ -669,10 +668,10 @@ impl State {
                     let Some(row) = kept.get_mut(&id) else { return };
                     let digests = &row.digests;
                     let same = match view {
-                        View::Workspace => tree_of(&files) == digests.workspace,
-                        View::Evaluation => tree_of(&files) == digests.evaluation,
+                        View::Workspace => id_of(&files) == digests.workspace,
+                        View::Evaluation => id_of(&files) == digests.evaluation,
                         View::Task => {
-                            tree_of(&files) == digests.task
+                            id_of(&files) == digests.task
                                 && placement.as_ref().map(|it| it.harbor) == Some(digests.harbor)
                         }
                     };
@@ -731,7 +730,14 @@ impl State {
     fn push_entry(&self, out: &mut Vec<u8>, entry: u32) {
         let (path, mode, content) = self.entries[entry as usize];
         let Piece { digest, size, .. } = self.contents[content as usize].piece;
-        catalog::push_entry(out, &self.paths[path as usize], mode, digest, size);
+        let path = &self.paths[path as usize];
+        let row = tree::Row {
+            path,
+            mode,
+            digest,
+            size,
+        };
+        push_row(out, row);
     }
 
     fn entry_len(&self, entry: u32) -> u64 {

@@ -14,7 +14,7 @@ use super::*;
 use crate::digest::TreeId;
 use crate::fs::Root;
 use crate::path::{CaseId, TreePath};
-use crate::tree::{Content, Mode, Tree, TreeBuilder};
+use crate::tree::{Content, Mode, Tree, TreeBuilder, id_of};
 
 /// Views and package of one case, as paths and texts.
 #[derive(Debug, Clone, Default)]
@@ -92,6 +92,7 @@ impl Made {
             task: "org/x",
             harbor: package.id().0,
             tree: &package,
+            listing: None,
         };
         packer
             .add(
@@ -221,7 +222,7 @@ fn restore(root: &Path, release: &Release) -> BTreeMap<(View, String), BTreeMap<
                     .unwrap();
                 files.insert(listed.path.as_str().to_owned(), data.clone());
             }
-            assert_eq!(tree(&files).id(), tree_of(&listing), "modes come back, too");
+            assert_eq!(tree(&files).id(), id_of(&listing), "modes come back, too");
             trees.insert((shard.view, case.id.as_str().to_owned()), files);
         }
     }
@@ -423,6 +424,7 @@ fn a_source_that_changed_is_told() {
         task: "o/a",
         harbor: Digest::of(b""),
         tree: &Tree::default(),
+        listing: None,
     };
     packer
         .add(&id, &workspace, &Tree::default(), &package)

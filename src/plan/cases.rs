@@ -50,6 +50,8 @@ pub(super) struct Package {
     pub(super) place: TreePath,
     pub(super) name: String,
     pub(super) digest: Digest,
+    /// Where it lists the workspace, when it was made just now.
+    listing: Option<TreePath>,
 }
 
 /// Where the trees of a target go.
@@ -231,6 +233,7 @@ fn current(
                 place: place_of(Target::Harbor, id, dataset, harbor)?,
                 name,
                 digest: digest.parse().ok()?,
+                listing: None,
             });
         }
         done.values = Some(known.values);
@@ -426,6 +429,7 @@ impl Build<'_> {
                     place,
                     name: package.task_name,
                     digest,
+                    listing: package.listing,
                 });
                 (Some(package.tree), diags)
             }
@@ -599,6 +603,7 @@ fn pack(
         task: &package.name,
         harbor: package.digest,
         tree,
+        listing: package.listing.as_ref(),
     };
     let (workspace, evaluation) = (&views.workspace, &views.evaluation);
     let digests = match &sink.packer {

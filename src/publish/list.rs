@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::{PublishError, Remote};
-use crate::bundle::{CatalogShard, Listed, Release, Shard, View, tree_of};
+use crate::bundle::{CatalogShard, Listed, Release, Shard, View};
 use crate::digest::TreeId;
 use crate::path::CaseId;
 use crate::store::{AT_ONCE, for_each};
+use crate::tree::id_of;
 
 /// A case of a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub fn cases(remote: Remote<'_>, release: &Release) -> Result<Vec<CaseRow>, Publ
             let (files, bytes) = shard.size(case);
             let row = CaseRow {
                 id: case.id.clone(),
-                tree: tree_of(&shard.listing(case)?),
+                tree: id_of(&shard.listing(case)?),
                 files,
                 bytes,
             };
@@ -66,7 +67,7 @@ pub fn case(
         let shard = read(remote, named)?;
         if let Some(case) = shard.case(id) {
             let listing = shard.listing(case)?;
-            trees.push((named.view, tree_of(&listing), listing));
+            trees.push((named.view, id_of(&listing), listing));
         }
     }
     if trees.is_empty() {

@@ -18,7 +18,6 @@ use super::remote::requests;
 use super::{Chosen, PublishError, Remote, failed, list};
 use crate::bundle::{
     Bad, CatalogShard, Listed, Mount, PackIndex, Placement, Release, Shard, View, dataset_digest,
-    listing_file, tree_of,
 };
 use crate::dataset::JUDGE_FILES;
 use crate::digest::{Digest, Hasher, TreeId};
@@ -27,7 +26,9 @@ use crate::fs::{FsError, Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath, fold};
 use crate::store::{AT_ONCE, for_each, in_order};
 use crate::target::harbor;
-use crate::tree::{Content, Data, MaterialiseError, Mode, Tree, TreeBuilder, materialise};
+use crate::tree::{
+    Content, Data, MaterialiseError, Mode, Tree, TreeBuilder, id_of, listing_file, materialise,
+};
 
 /// Bytes of small files that a batch of cases needs.
 const BATCH_BYTES: u64 = 8 << 20;
@@ -286,7 +287,7 @@ impl Catalog {
                 cases.map(move |case| (shard, case))
             });
             let cases: Vec<_> = cases.collect();
-            let tree = |(shard, case): (&Shard, _)| Ok(tree_of(&shard.listing(case)?));
+            let tree = |(shard, case): (&Shard, _)| Ok(id_of(&shard.listing(case)?));
             cases.into_par_iter().map(tree).collect()
         };
         let theirs = evaluation.iter().flat_map(|shard| &shard.cases);
@@ -435,7 +436,7 @@ fn todo(
         .par_iter()
         .map(|id| {
             let composed = compose(catalog, pull.layout, id)?;
-            let tree = tree_of(&composed.files);
+            let tree = id_of(&composed.files);
             let (there, _) = record.there(out, &composed.name, tree);
             let todo = Todo {
                 id: id.clone(),

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{PublishError, Remote, key, list};
-use crate::bundle::{Bad, Descriptor, Name, Release, Shard, View, blob_key, tree_of};
+use crate::bundle::{Bad, Descriptor, Name, Release, Shard, View, blob_key};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
 use crate::path::CaseId;
 use crate::plan::Change;
 use crate::store::{AT_ONCE, Store, for_each};
+use crate::tree::id_of;
 
 /// Bytes of a blob that are read at once.
 const PIECE: u64 = 4 << 20;
@@ -148,7 +149,7 @@ fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError>
             }
             let harbor = case.placement.as_ref().map(|placement| placement.harbor);
             let views = trees.entry(case.id.clone()).or_default();
-            views.insert(shard.view, (tree_of(&listing), harbor));
+            views.insert(shard.view, (id_of(&listing), harbor));
         }
     }
     let mut dataset = Hasher::new();

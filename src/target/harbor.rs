@@ -40,8 +40,8 @@ use crate::assemble::Views;
 use crate::dataset::{Case, Dataset, Format, Instruction, JUDGE_FILES, Step, Verifier};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
-use crate::path::{CaseId, TreePath, fold};
-use crate::tree::{Content, Mode, Tree, TreeBuilder};
+use crate::path::{CaseId, MAX_PATH_BYTES, TreePath, fold};
+use crate::tree::{Content, Mode, Tree, TreeBuilder, listing_file};
 
 /// The judge runner that packages carry.
 const JUDGE: &[u8] = include_bytes!("../../templates/judge.py");
@@ -51,6 +51,8 @@ const JUDGE_LLM: &[u8] = include_bytes!("../../templates/judge_llm.py");
 const TEST: &[u8] = include_bytes!("../../templates/test.sh");
 /// The test script that calls the engine of agent-eval-harness.
 const TEST_HARNESS: &str = include_str!("../../templates/test-harness.sh");
+/// The workspace as the agent finds it, listed.
+const START: &str = "tests/start.json";
 /// What LLM judges read from the environment; empty where the host does not set it.
 const MODEL_ENV: &[&str] = &[
     "ANTHROPIC_API_KEY",
@@ -70,6 +72,8 @@ pub struct Package {
     pub task_name: String,
     /// All files.
     pub tree: Tree,
+    /// Which of them is the listing of the workspace ([`listing_file`]).
+    pub listing: Option<TreePath>,
 }
 
 /// What is the same in all packages of a dataset, computed and checked once.
@@ -235,6 +239,7 @@ pub fn package(
         name,
         task_name,
         tree,
+        listing: TreePath::new(START).ok(),
     })
 }
 
@@ -247,12 +252,12 @@ fn environment_files(
     shared: &Prepared,
 ) {
     if image.is_some() {
-        files.tree("environment/", &views.workspace);
+        files.tree("environment", &views.workspace);
     } else {
         let outputs = shared.judging.outputs();
         let dockerfile = environment::dockerfile(options, &views.workspace, outputs);
         files.text("environment/Dockerfile", dockerfile);
-        files.tree("environment/workspace/", &views.workspace);
+        files.tree("environment/workspace", &views.workspace);
     }
 }
 
@@ -263,7 +268,7 @@ fn test_files(files: &mut Files, views: &Views, steps: &[Told<'_>], shared: &Pre
     for (name, mode, content) in &shared.tests {
         files.add(&format!("tests/{name}"), *mode, content.clone());
     }
-    files.bytes("tests/start.json", start(&views.workspace));
+    files.bytes(START, listing_file(views.workspace.iter()));
     let evaluation = &views.evaluation;
     let has = |path: &str| TreePath::new(path).is_ok_and(|path| evaluation.get(&path).is_some());
     // Where evaluation material goes, by the directory that it lies in; the first one counts.
@@ -286,18 +291,6 @@ fn test_files(files: &mut Files, views: &Views, steps: &[Told<'_>], shared: &Pre
             .find_map(|(from, to)| Some(format!("{to}{}", path.as_str().strip_prefix(from)?)));
         files.add(&to.unwrap_or_default(), entry.mode, entry.content.clone());
     }
-}
-
-/// The listing of a workspace as the agent finds it.
-fn start(workspace: &Tree) -> Vec<u8> {
-    let files = workspace.iter().map(|(path, entry)| {
-        let content = &entry.content;
-        let (mode, digest) = (entry.mode.letter(), content.digest.hex());
-        (path.as_str(), mode, digest, content.size)
-    });
-    let mut json = verifier::Object::default();
-    json.put("files", &files.collect::<Vec<_>>());
-    json.finish()
 }
 
 /// One step, ready for a package.
@@ -526,13 +519,15 @@ impl Files {
         self.bytes(path, text.into_bytes());
     }
 
-    fn tree(&mut self, prefix: &str, tree: &Tree) {
-        for (path, entry) in tree.iter() {
-            self.add(
-                &format!("{prefix}{path}"),
-                entry.mode,
-                entry.content.clone(),
-            );
+    /// All files of `tree`, below the directory `dir`.
+    fn tree(&mut self, dir: &str, tree: &Tree) {
+        let long = |path: &&TreePath| dir.len() + 1 + path.as_str().len() > MAX_PATH_BYTES;
+        let long = tree.iter().map(|(path, _)| path).filter(long);
+        self.refused
+            .extend(long.map(|path| format!("{dir}/{path}")));
+        let grafted = TreePath::new(dir).is_ok_and(|dir| self.tree.graft(&dir, tree).is_ok());
+        if !grafted {
+            self.refused.insert(dir.to_owned());
         }
     }
 

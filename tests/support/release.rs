@@ -116,6 +116,7 @@ pub(crate) fn pack(
             task: "tests/case",
             harbor: tree_of_package.id().0,
             tree: &tree_of_package,
+            listing: None,
         };
         packer
             .add(

@@ -122,16 +122,26 @@ fn files(tree: &Tree) -> Result<Vec<(&TreePath, &Entry)>, DigestError> {
 
 /// Whether a path is missing in the digest of a task without a `.gitignore` (harbor.md 6.1).
 pub(super) fn is_left_out_by_default(path: &TreePath) -> bool {
-    if path.as_str().contains('\n') {
+    let text = path.as_str().as_bytes();
+    if text.contains(&b'\n') {
         // Where the patterns do odd things, ask the patterns.
         let rules = Rules::parse(BUILT_IN, Dialect::Basic);
         return rules.is_ok_and(|rules| rules.verdict(path.as_str(), Dialect::Basic) == Some(true));
     }
-    let suffixes = [".pyc", ".swp", ".swo", "~"];
-    let mut components = path.components();
-    let name = components.next_back();
-    let odd = |name: &str| name == ".DS_Store" || suffixes.iter().any(|end| name.ends_with(end));
-    name.is_some_and(odd) || components.any(|dir| dir == "__pycache__" || odd(dir))
+    let mut end = 0;
+    text.split(|byte| *byte == b'/').any(|name| {
+        end += name.len() + 1;
+        match name.last() {
+            Some(b'~') => true,
+            Some(b'c') => name.ends_with(b".pyc"),
+            Some(b'p') => name.ends_with(b".swp"),
+            Some(b'o') => name.ends_with(b".swo"),
+            Some(b'e') => name == b".DS_Store",
+            // A directory only.
+            Some(b'_') => name == b"__pycache__" && end < text.len(),
+            _ => false,
+        }
+    })
 }
 
 fn load(path: &TreePath, entry: &Entry, dialect: Dialect) -> Result<Rules, DigestError> {
@@ -153,9 +163,10 @@ impl HarborIgnore {
     fn load(tree: &Tree) -> Self {
         let mut files = BTreeMap::new();
         for (path, entry) in tree.iter() {
-            let Some(dir) = path.parent().filter(|_| path.name() == HARBORIGNORE) else {
+            if path.name() != HARBORIGNORE {
                 continue;
-            };
+            }
+            let Some(dir) = path.parent() else { continue };
             if in_scope(&dir.components().collect::<Vec<_>>()) {
                 files.insert(dir.as_str().to_owned(), load(path, entry, Dialect::Harbor));
             }
@@ -167,11 +178,12 @@ impl HarborIgnore {
     /// of several files the innermost one with an opinion decides, for each directory on the way
     /// and for the file itself; what is below an excluded directory can't come back.
     fn excludes(&self, path: &TreePath) -> Result<bool, DigestError> {
-        let parts: Vec<&str> = path.components().collect();
-        let own = parts.iter().position(|name| *name == HARBORIGNORE);
+        let mut names = path.as_str().as_bytes().split(|byte| *byte == b'/');
+        let own = names.position(|name| name == HARBORIGNORE.as_bytes());
         if self.0.is_empty() {
             return Ok(own.is_some());
         }
+        let parts: Vec<&str> = path.components().collect();
         for length in 2..=own.unwrap_or(parts.len()) {
             let mut here = parts[..length].join("/");
             if length < parts.len() {

@@ -48,6 +48,7 @@ pub(super) fn package(
         name,
         task_name,
         tree: tree.finish(),
+        listing: None,
     })
 }
 
