@@ -8,6 +8,7 @@
 mod agent;
 mod batch;
 mod case;
+mod cgroup;
 mod changes;
 mod collect;
 mod engine;
@@ -37,6 +38,7 @@ use std::time::{Duration, Instant};
 
 use self::agent::Project;
 use self::case::{Runner, write_result};
+use self::cgroup::Groups;
 use self::hooks::{Around, Hooks, Told};
 pub use self::keeper::{KEEP, keep};
 pub use self::known::Known;
@@ -300,6 +302,7 @@ pub fn run(
         request,
         project,
         sandbox,
+        groups: Groups::find(),
         hooks: hooks(request, &dir),
         told: Told::default(),
         batches: Vec::new(),

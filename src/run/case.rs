@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::agent::Project;
 use super::batch::{self, Batch};
+use super::cgroup::{Group, Groups};
 use super::hooks::{Around, Hooks, Told};
 use super::limits::Limits;
 use super::package::{Package, SETUP, Step, Strategy, Unusable};
@@ -56,6 +57,8 @@ pub(super) struct Runner<'a> {
     /// When the run began.
     pub(super) start: Instant,
     pub(super) sandbox: Option<Sandbox>,
+    /// Where a control group can be made for each party.
+    pub(super) groups: Option<Groups>,
     pub(super) project: Project,
     /// Hooks of the dataset.
     pub(super) hooks: Hooks<'a>,
@@ -311,11 +314,12 @@ impl Runner<'_> {
             .iter()
             .filter_map(|step| step.separate.as_ref());
         let limits = separate.map(|own| &own.limits).chain([&package.limits]);
+        let grouped = self.groups.is_some();
         let unheld = package
             .unheld
             .iter()
             .map(|field| format!("{field} of task.toml is not held to: there is no container."));
-        for message in unheld.chain(limits.flat_map(|limits| limits.told.iter().cloned())) {
+        for message in unheld.chain(limits.flat_map(|limits| limits.told(grouped))) {
             self.tell(
                 Diagnostic::new(Rule::Unsupported, message)
                     .severity(Severity::Note)
@@ -950,7 +954,11 @@ impl Work<'_> {
             }
             None => (party.command, workspace.unwrap_or(&own)),
         };
-        process::watch(Job {
+        let make = |groups: &Groups| groups.make(&party.limits);
+        let group = self.runner.groups.as_ref().map(make).transpose()?;
+        let mut limits = group.as_ref().map_or_else(Vec::new, Group::words);
+        limits.extend(party.limits.words(group.is_some(), self.runner.request.env));
+        let ended = process::watch(Job {
             argv: &argv,
             env: &party.env,
             cwd,
@@ -958,12 +966,17 @@ impl Work<'_> {
             files: &party.files,
             output: party.output,
             timeout: party.timeout,
-            limits: &party.limits.words(self.runner.request.env),
+            limits: &limits,
             bwrap: self.runner.sandbox.is_some(),
             kept: self.runner.request.keeper,
             scope: None,
             stop: self.runner.request.stop,
-        })
+        });
+        let Some(group) = group else { return ended };
+        let mut ended = ended?;
+        ended.out_of_memory = group.out_of_memory();
+        ended.undead |= !group.end();
+        Ok(ended)
     }
 
     fn collect(&self, messages: &mut Vec<String>) -> Outputs {
@@ -1022,6 +1035,7 @@ pub(super) fn capture(path: &Path) -> Result<Capture, Failure> {
 pub(super) fn how(ended: &Ended) -> String {
     match (ended.cut, ended.exit_code, ended.signal) {
         (Some(Cut::TimeUp), _, _) => "its time was up".to_owned(),
+        _ if ended.out_of_memory => "its memory was used up".to_owned(),
         (_, Some(code), _) => format!("exit status {code}"),
         (_, None, Some(signal)) => format!("signal {signal}"),
         _ => "it is not known how".to_owned(),

@@ -1,5 +1,5 @@
-//! What a package asks a machine for (`[environment]` of `task.toml`, harbor.md 2), as far as a
-//! process can be held to it without a container and without root.
+//! What a package asks a machine for (`[environment]` of `task.toml`, harbor.md 2), and how far a
+//! process is held to it without a container and without root (where there are control groups: `cgroup`).
 //!
 //! Owns the words in front of a command line that hold it. Refuses to know what is started.
 //!
@@ -28,21 +28,22 @@ const BLOCK: u64 = 512;
 const HELD: [(&str, &str); 4] = [
     ("memory", "each process"),
     ("memory_mb", "each process"),
-    ("storage", "each file"),
-    ("storage_mb", "each file"),
+    ("storage", FILE),
+    ("storage_mb", FILE),
 ];
+const FILE: &str = "each file";
 
 /// What processes are held to. `None`: to nothing.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Limits {
     /// Bytes.
-    memory: Option<u64>,
+    pub(super) memory: Option<u64>,
     /// Bytes.
     storage: Option<u64>,
-    /// Processors; parts of one count as one.
-    cpus: Option<usize>,
-    /// What is to be told about it, once for a run.
-    pub(super) told: Vec<String>,
+    /// Processors.
+    pub(super) cpus: Option<f64>,
+    /// The fields that say so, and how far each is held to where there are no control groups.
+    asked: Vec<(String, &'static str)>,
 }
 
 impl Limits {
@@ -74,30 +75,39 @@ impl Limits {
             };
             Ok::<_, Unusable>(amount.map(|mib| (mib * MIB) as u64))
         };
-        let told = HELD.iter().filter(|(name, _)| get(name).is_some());
-        let told = told.map(|(name, which)| {
-            format!(
-                "[{place}].{name} of task.toml is held to by {which}, not by all of them together: \
-                 there is no container."
-            )
-        });
+        let asked = HELD.into_iter().filter(|(name, _)| get(name).is_some());
+        let asked = asked.map(|(name, which)| (format!("[{place}].{name}"), which));
         let cpus = above_zero("cpus", get("cpus").and_then(task_toml::number))?;
         Ok(Self {
             memory: bytes("memory_mb", "memory")?,
             storage: bytes("storage_mb", "storage")?,
-            cpus: cpus.map(|cpus| cpus.ceil() as usize),
-            told: told.collect(),
+            cpus,
+            asked: asked.collect(),
         })
     }
 
-    /// The words in front of a command that hold it to the limits.
-    pub(super) fn words(&self, env: &BTreeMap<String, String>) -> Vec<OsString> {
+    /// What is to be told about it, once for a run; in a control group memory is held to by all.
+    pub(super) fn told(&self, grouped: bool) -> impl Iterator<Item = String> {
+        let asked = self.asked.iter();
+        let loose = asked.filter(move |(_, which)| !grouped || *which == FILE);
+        loose.map(|(field, which)| {
+            format!(
+                "{field} of task.toml is held to by {which}, not by all of them together: there is \
+                 no container."
+            )
+        })
+    }
+
+    /// The words in front of a command that hold it to the limits that its control group, where it
+    /// has one, does not.
+    pub(super) fn words(&self, grouped: bool, env: &BTreeMap<String, String>) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
-        if self.memory.is_some() || self.storage.is_some() {
+        let memory = self.memory.filter(|_| !grouped);
+        if memory.is_some() || self.storage.is_some() {
             // Where the limit is lower already, it stays.
             let mut script = String::new();
             for (letter, limit) in [
-                ('d', self.memory.map(|limit| limit / KIB)),
+                ('d', memory.map(|limit| limit / KIB)),
                 ('f', self.storage.map(|limit| limit / BLOCK)),
             ] {
                 if let Some(limit) = limit {
@@ -108,7 +118,7 @@ impl Limits {
             script.push_str("exec \"$@\"");
             words.extend([SHELL, "-c", &script, "sh"].map(OsString::from));
         }
-        if let Some(cpus) = self.cpus
+        if let Some(cpus) = self.cpus.filter(|_| !grouped)
             && let Some(taskset) = find_program("taskset", env)
             && let Some(list) = choose(cpus)
         {
@@ -120,13 +130,19 @@ impl Limits {
 
 /// So many of the processors that casepack may use, others each time; `None`: there are not more
 /// than that.
-fn choose(count: usize) -> Option<String> {
+fn choose(cpus: f64) -> Option<String> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let list = status
         .lines()
         .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let all = numbers(list.trim())?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "above 0, and what does not fit ends at the largest number"
+    )]
+    let count = cpus.ceil() as usize;
     if count >= all.len() {
         return None;
     }
@@ -170,19 +186,19 @@ mod tests {
                 "memory_mb = 3\nstorage_mb = 2.0\ncpus = 2",
                 Some(3 << 20),
                 Some(2 << 20),
-                Some(2),
+                Some(2.0),
             ),
             (
                 "memory = '4G'\nstorage = ' 1.5m'\ncpus = 1.5",
                 Some(4 << 30),
                 Some(1 << 20),
-                Some(2),
+                Some(1.5),
             ),
             (
                 "memory_mb = '64'\ncpus = '3'",
                 Some(64 << 20),
                 None,
-                Some(3),
+                Some(3.0),
             ),
             (
                 "memory_mb = 9000000000000000000",
@@ -195,7 +211,11 @@ mod tests {
             let found = (limits.memory, limits.storage, limits.cpus);
             assert_eq!(found, (memory, storage, cpus), "{text}");
         }
-        assert_eq!(of("memory_mb = 3\ncpus = 1").unwrap().told.len(), 1);
+        let limits = of("memory_mb = 3\nstorage_mb = 1\ncpus = 1").unwrap();
+        assert_eq!(
+            (limits.told(false).count(), limits.told(true).count()),
+            (2, 1)
+        );
     }
 
     #[test]

@@ -100,6 +100,8 @@ pub(super) struct Ended {
     pub(super) not_started: bool,
     /// Something that can not be ended.
     pub(super) undead: bool,
+    /// The kernel ended it, as all of it had more memory than it may have.
+    pub(super) out_of_memory: bool,
 }
 
 /// Why a child was ended.

@@ -119,7 +119,7 @@ impl Work<'_> {
             report.agent = Some(run);
             return Err(Failure::stopped());
         }
-        if ended.cut.is_none() && ended.exit_code != Some(0) {
+        if ended.cut.is_none() && (ended.exit_code != Some(0) || ended.out_of_memory) {
             report.add_message(&format!("The agent failed: {}.", how(&ended)));
         }
         Ok(Some(run))
