@@ -47,6 +47,9 @@ use crate::path::{CaseId, TreePath};
 use crate::target::{Target, evalhub, harbor};
 use crate::yaml::Yaml;
 
+/// Where the one workspace of a batch lies; no case is called so.
+const BATCH: &str = "_batch";
+
 /// What is to be built.
 pub struct Request<'a> {
     /// The dataset.
@@ -137,6 +140,9 @@ impl Summary {
 pub struct Plan {
     /// One for each output, sorted by case id and target; those of cases that are gone at the end.
     pub steps: Vec<Step>,
+    /// Files beside the outputs, below the output directory, that are missing (`New`) or are not as
+    /// the last build left them (`Changed`): each build writes them again.
+    pub beside: Vec<(String, Action)>,
     /// Whether it was stopped from outside: some cases are missing.
     pub interrupted: bool,
 }
@@ -298,8 +304,22 @@ pub fn plan(
             plan.steps.extend(done.steps);
         }
     }
+    if let (Some(batch), Ok(id)) = (&worked.batch, CaseId::new(BATCH)) {
+        let action = batch.action();
+        plan.steps
+            .push(Step::bare(&id, Target::Workspace, BATCH, action));
+    }
     for sink in &worked.sinks {
         let Some(output) = &sink.output else { continue };
+        for (name, was) in output.beside() {
+            let action = match output.file(&name) {
+                Ok(bytes) if Digest::of(&bytes).to_string() == was => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Action::New,
+                _ => Action::Changed,
+            };
+            let path = format!("{}/{name}", sink.target.name());
+            plan.beside.push((path, action));
+        }
         for (place, case, ours) in output.gone(request.dataset) {
             let action = if ours { Action::Removed } else { Action::Kept };
             if let Ok(case) = CaseId::new(&case) {
@@ -666,7 +686,7 @@ fn place_batch(
     inputs: &[Yaml],
     diags: &mut Diagnostics,
 ) -> Result<Option<Placed>, Error> {
-    let (Ok(name), Ok(id)) = (TreePath::new("_batch"), CaseId::new("_batch")) else {
+    let (Ok(name), Ok(id)) = (TreePath::new(BATCH), CaseId::new(BATCH)) else {
         return Ok(None);
     };
     let workspace = |sink: &&Sink| sink.target == Target::Workspace;

@@ -956,6 +956,45 @@ fn plan_tells_what_is_none_of_casepacks() {
 }
 
 #[test]
+fn plan_tells_what_is_wrong_beside_the_cases() {
+    let project = project(1);
+    project.casepack(["build"]).assert_code(0);
+    assert_eq!(json(&project, &["plan"], 0)["files"], json!([]));
+    project.write("dist/harbor/dataset.toml", "[dataset]\n");
+    for action in ["changed", "new"] {
+        let plan = json(&project, &["plan"], 0);
+        let file = json!([{"path": "harbor/dataset.toml", "action": action}]);
+        assert_eq!(plan["files"], file);
+        fs::remove_file(project.path("dist/harbor/dataset.toml")).ok();
+    }
+    project.casepack(["build"]).assert_code(0);
+    assert_eq!(json(&project, &["plan"], 0)["files"], json!([]));
+}
+
+#[test]
+fn plan_knows_the_workspace_of_a_batch() {
+    let project = project(2);
+    project.write(
+        "eval.yaml",
+        CONFIG.replace("prompt: 'Do {{ input.prompt }}'", "mode: batch, skill: x"),
+    );
+    let build = ["build", "--target", "workspace"];
+    let plan = ["plan", "--target", "workspace"];
+    let actions = |expected: &str| {
+        let plan = json(&project, &plan, 0);
+        let outputs = plan["outputs"].as_array().unwrap();
+        assert_eq!(outputs.len(), 1, "{plan}");
+        assert_eq!(outputs[0]["place"], "_batch");
+        assert_eq!(outputs[0]["action"], expected);
+    };
+    actions("new");
+    project.casepack(build).assert_code(0);
+    actions("unchanged");
+    project.write("cases/case-0/input.yaml", "prompt: other\n");
+    actions("changed");
+}
+
+#[test]
 fn files_beside_the_cases_are_verified_too() {
     let project = project(1);
     project

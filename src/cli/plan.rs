@@ -50,6 +50,10 @@ pub(super) fn run(args: &Plan, context: &Context) -> Outcome {
         }
     };
     let names: Vec<_> = targets.iter().map(|target| target.name()).collect();
+    let beside = plan.beside.iter();
+    let files: Vec<Value> = beside
+        .map(|(path, action)| json!({"path": path, "action": action.name()}))
+        .collect();
     let numbers = numbers(&plan.steps);
     let summary: BTreeMap<&str, usize> = numbers
         .iter()
@@ -71,7 +75,7 @@ pub(super) fn run(args: &Plan, context: &Context) -> Outcome {
         .into_owned();
     let mut text = String::new();
     text.extend(["Project root: ", &escape::line(&project), "\n"]);
-    text.push_str(&table(&plan.steps, context));
+    text.push_str(&table(&plan.steps, &plan.beside, context));
     for ((name, old, new), outputs) in &settings {
         let value = |value: &Option<String>| {
             value.as_deref().map_or_else(
@@ -109,6 +113,7 @@ pub(super) fn run(args: &Plan, context: &Context) -> Outcome {
         .field("targets", names)
         .field("settings", settings_json)
         .field("outputs", plan.steps.iter().map(step).collect::<Vec<_>>())
+        .field("files", files)
         .field("summary", json!(summary));
     outcome.text = text;
     if plan.interrupted {
@@ -182,8 +187,9 @@ fn step(step: &Step) -> Value {
     })
 }
 
-/// What is done to which output; those that stay as they are are only counted.
-fn table(steps: &[Step], context: &Context) -> String {
+/// What is done to which output, and to files beside them; those that stay as they are are only
+/// counted.
+fn table(steps: &[Step], beside: &[(String, Action)], context: &Context) -> String {
     let mut table = Table::default();
     let mut left = BTreeMap::new();
     for step in steps {
@@ -203,6 +209,17 @@ fn table(steps: &[Step], context: &Context) -> String {
             Cell::new(step.action.name()).ink(ink),
             Cell::new(format!("{}/{}", step.target.name(), step.place)),
             Cell::new(why(step)).ink(Ink::Faint),
+        ]);
+    }
+    for (path, action) in beside {
+        let (ink, why) = match action {
+            Action::New => (Ink::Good, "it is missing"),
+            _ => (Ink::Unsure, "it is not as the last build left it"),
+        };
+        table.row([
+            Cell::new(action.name()).ink(ink),
+            Cell::new(path.as_str()),
+            Cell::new(why).ink(Ink::Faint),
         ]);
     }
     let mut text = table.show(context.look.color_out);

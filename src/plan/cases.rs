@@ -491,12 +491,9 @@ impl Build<'_> {
         };
         let key = key(sink.target, &sink.settings_id, views);
         if self.explain {
-            let (action, made) = match &placed {
-                Placed::Unchanged => (Action::Unchanged, None),
-                Placed::New(_) => (Action::New, None),
-                Placed::Changed(_) => (Action::Changed, output.made(place)),
-                Placed::NotOurs | Placed::SourceFailed(..) => (Action::Kept, None),
-            };
+            let action = placed.action();
+            let made = (action == Action::Changed).then(|| output.made(place));
+            let made = made.flatten();
             let moved = made
                 .as_ref()
                 .map(|made| steps::moved(made, &sink.settings, views));

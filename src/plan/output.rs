@@ -16,6 +16,7 @@ use super::own::{
 };
 use super::record::{Known, Record};
 use super::settings::Settings;
+use super::steps::Action;
 use super::{Doubt, Error};
 use crate::bundle::CaseDigests;
 use crate::dataset::Dataset;
@@ -53,6 +54,16 @@ impl Placed {
         match self {
             Self::New(written) | Self::Changed(written) => (written.files, written.bytes),
             _ => (0, 0),
+        }
+    }
+
+    /// The word for it in a plan.
+    pub(super) fn action(&self) -> Action {
+        match self {
+            Self::Unchanged => Action::Unchanged,
+            Self::New(_) => Action::New,
+            Self::Changed(_) => Action::Changed,
+            Self::NotOurs | Self::SourceFailed(..) => Action::Kept,
         }
     }
 
