@@ -92,6 +92,14 @@ pub enum Reason {
     /// Nobody says who asks.
     #[error("no credentials were found: {0}")]
     NoCredentials(String),
+    /// The profile takes its credentials from a login that is missing or over.
+    #[error("the login of this profile is missing or over: {why}")]
+    NotLoggedIn {
+        /// What the AWS SDK says.
+        why: String,
+        /// The profile that was asked for; none: the one that the environment names.
+        profile: Option<String>,
+    },
     /// The store does not know the keys, or they are no longer valid.
     #[error("the store does not accept these credentials: {0}")]
     BadCredentials(Answer),
@@ -221,6 +229,11 @@ impl Reason {
             Self::NoCredentials(_) => {
                 "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, a web identity or \
                  --s3-secret-dir; for a public store use --s3-anonymous."
+            }
+            Self::NotLoggedIn { profile, .. } => {
+                let profile = profile.as_ref();
+                let profile = profile.map_or_else(String::new, |name| format!(" --profile {name}"));
+                return format!("Run `aws sso login{profile}` and try again.");
             }
             Self::BadCredentials(_) => {
                 "Check the access keys, and that they are of this server; temporary ones expire."

@@ -144,8 +144,8 @@ impl S3 {
             let result = self.tries.run(&self.counters, attempt).await;
             match result {
                 Err(mut fault) if fault.again == Again::AskCredentials => {
-                    if let Some(why) = self.connection.why_no_credentials().await {
-                        fault.reason = Reason::NoCredentials(why);
+                    if let Some(reason) = self.connection.why_no_credentials().await {
+                        fault.reason = reason;
                     }
                     Err(fault)
                 }

@@ -296,3 +296,127 @@ fn a_container_is_given_keys() {
         "{refused}"
     );
 }
+
+/// SHA-1 of `https://sso.example/start`, by which the AWS tools find the token of such a profile.
+const BY_URL: &str = "98df91031e87f97bfc088c045be6442dc5d70b2a";
+/// SHA-1 of `office`, the name of a session.
+const BY_SESSION: &str = "e6427457497fe0f4f93a7334d2203b8e17ee82df";
+
+#[track_caller]
+fn log_in_first(outcome: Outcome, profile: &str) {
+    let outcome = outcome.assert_code(3);
+    let fix = format!("aws sso login --profile {profile}");
+    assert!(outcome.stdout.contains(&fix), "{outcome}");
+}
+
+/// As with IAM Identity Center: who has logged in with `aws sso login` has a token for keys.
+#[test]
+fn who_has_logged_in_is_given_keys() {
+    let server = S3Server::start();
+    let project = published(&server);
+    let (id, secret) = keys(&server);
+    let asked_for = "/federation/credentials?role_name=Evals&account_id=123456789012 ";
+    let portal = serve(move |head, _| {
+        let json = "content-type: application/json\r\n";
+        let known = head.contains("x-amz-sso_bearer_token: fresh\r\n");
+        if !head.starts_with(&format!("GET {asked_for}")) || !known {
+            let refused = r#"{"message": "Session token not found or invalid"}"#;
+            let kind = "x-amzn-errortype: UnauthorizedException\r\n";
+            return http("401 Unauthorized", &format!("{json}{kind}"), refused);
+        }
+        let keys = format!(
+            "{{\"roleCredentials\": {{\"accessKeyId\": \"{id}\", \"secretAccessKey\": \"{secret}\", \
+             \"sessionToken\": \"session\", \"expiration\": 4070908800000}}}}"
+        );
+        http("200 OK", json, &keys)
+    });
+    let tokens = serve(move |head, body| {
+        let json = "content-type: application/json\r\n";
+        let asked: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+        let known = asked["grantType"] == "refresh_token"
+            && asked["clientId"] == "client"
+            && asked["clientSecret"] == "client's secret"
+            && asked["refreshToken"] == "again";
+        if !head.starts_with("POST /token ") || !known {
+            let refused = r#"{"error": "invalid_grant", "error_description": "not this one"}"#;
+            let kind = "x-amzn-errortype: InvalidGrantException\r\n";
+            return http("400 Bad Request", &format!("{json}{kind}"), refused);
+        }
+        let token = r#"{"accessToken": "fresh", "tokenType": "Bearer", "expiresIn": 3600,
+                        "refreshToken": "and again"}"#;
+        http("200 OK", json, token)
+    });
+    project.write(
+        ".aws/config",
+        "[profile url]\nsso_start_url = https://sso.example/start\nsso_region = eu-west-1\n\
+         sso_account_id = 123456789012\nsso_role_name = Evals\n\
+         [profile session]\nsso_session = office\nsso_account_id = 123456789012\n\
+         sso_role_name = Evals\n\
+         [sso-session office]\nsso_start_url = https://sso.example/start\n\
+         sso_region = eu-west-1\nsso_registration_scopes = sso:account:access\n",
+    );
+    let env = [
+        ("AWS_ENDPOINT_URL_S3", server.endpoint()),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL_SSO", &portal),
+        ("AWS_ENDPOINT_URL_SSO_OIDC", &tokens),
+    ];
+    let by = |profile: &str| {
+        let listing = listing(&project, &env, &["--s3-profile", profile]);
+        listing.env("HOME", project.path("")).run()
+    };
+    let cached = |name: &str| format!(".aws/sso/cache/{name}.json");
+    let token = |text: &str, until: &str, more: &str| {
+        format!(
+            "{{\"startUrl\": \"https://sso.example/start\", \"region\": \"eu-west-1\", \
+             \"accessToken\": \"{text}\", \"expiresAt\": \"{until}\"{more}}}"
+        )
+    };
+    let (past, future) = ("2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z");
+    let renewable = |by: &str, until: &str| {
+        format!(
+            ", \"clientId\": \"client\", \"clientSecret\": \"client's secret\", \
+             \"registrationExpiresAt\": \"{until}\", \"refreshToken\": \"{by}\""
+        )
+    };
+    // Nobody has logged in yet.
+    log_in_first(by("url"), "url");
+    log_in_first(by("session"), "session");
+    for (profile, name) in [("url", BY_URL), ("session", BY_SESSION)] {
+        project.write(&cached(name), token("fresh", future, ""));
+        found(by(profile));
+        // It was ended by somebody, or is none.
+        project.write(&cached(name), token("stale", future, ""));
+        log_in_first(by(profile), profile);
+        project.write(&cached(name), "{}");
+        log_in_first(by(profile), profile);
+        // Its time is over.
+        project.write(&cached(name), token("stale", past, ""));
+        log_in_first(by(profile), profile);
+    }
+    // That of a session is exchanged for a new one, which is kept.
+    let old = token("stale", past, &renewable("again", future));
+    project.write(&cached(BY_SESSION), old);
+    found(by("session"));
+    let kept: serde_json::Value = serde_json::from_str(&project.read(&cached(BY_SESSION))).unwrap();
+    assert_eq!(kept["accessToken"], "fresh");
+    assert_eq!(kept["refreshToken"], "and again");
+    found(by("session"));
+    // Unless nobody gives one for it, or nobody may ask any more.
+    for more in [renewable("never", future), renewable("again", past)] {
+        project.write(&cached(BY_SESSION), token("stale", past, &more));
+        log_in_first(by("session"), "session");
+    }
+    // Without a flag the tool knows of itself which profile is meant.
+    let by_variable = listing(&project, &env, &[]).env("AWS_PROFILE", "url");
+    let refused = by_variable.env("HOME", project.path("")).run();
+    let refused = refused.assert_code(3);
+    assert!(refused.stdout.contains("`aws sso login`"), "{refused}");
+    // Nobody there: that is nothing that logging in mends.
+    let mut nobody = env;
+    nobody[2].1 = "http://127.0.0.1:9";
+    project.write(&cached(BY_URL), token("fresh", future, ""));
+    let nobody = listing(&project, &nobody, &["--s3-profile", "url"]);
+    let refused = nobody.env("HOME", project.path("")).run().assert_code(3);
+    assert!(!refused.stdout.contains("aws sso login"), "{refused}");
+}

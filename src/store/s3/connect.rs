@@ -35,6 +35,8 @@ pub(super) struct Connection {
     /// The server's URL, when it is not AWS.
     pub(super) endpoint: Option<String>,
     pub(super) region: String,
+    /// The profile that was asked for, in the AWS configuration files.
+    profile: Option<String>,
     config: SdkConfig,
 }
 
@@ -107,6 +109,7 @@ impl Connection {
             client: Client::from_conf(s3.build()),
             endpoint,
             region: region.to_string(),
+            profile: settings.profile.clone(),
             config,
         })
     }
@@ -118,11 +121,25 @@ impl Connection {
     }
 
     /// Why there are no credentials; `None`: there are some, or none are wanted.
-    pub(super) async fn why_no_credentials(&self) -> Option<String> {
+    pub(super) async fn why_no_credentials(&self) -> Option<Reason> {
         let provider = self.config.credentials_provider()?;
         let error = provider.provide_credentials().await.err()?;
-        Some(super::fault::chain(&error))
+        let why = super::fault::chain(&error);
+        Some(if is_about_login(&why) {
+            let profile = self.profile.clone();
+            Reason::NotLoggedIn { why, profile }
+        } else {
+            Reason::NoCredentials(why)
+        })
     }
+}
+
+/// Whether what the SDK says of missing credentials is about the token of `aws sso login`: there is
+/// none in its cache, its time is over, or the service ended it. It tells by its text only.
+fn is_about_login(why: &str) -> bool {
+    ["SSO token", "/.aws/sso/cache/", "UnauthorizedException"]
+        .iter()
+        .any(|words| why.contains(words))
 }
 
 /// `endpoint_url` of the SDK's own environment variables and profiles.
