@@ -147,6 +147,7 @@ fn request(
         |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.to_owned());
     Ok(Request {
         name: text(&args.name, &found.name),
+        collection: args.collection.clone(),
         fetched: found.fetched,
         parts: found.parts,
         provider: text(&args.provider, PROVIDER),

@@ -6,10 +6,13 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use casepack::bundle::Compression;
+use casepack::diag::Source;
+use casepack::yaml::{self, Node, Yaml};
 use serde_json::{Value, json};
 
 use super::{EVAL_YAML, agent_eval, files, init_container, project, published, test_data};
@@ -156,6 +159,84 @@ fn several_prefixes_are_benchmarks_of_one_job() {
     emit(&project, &server, &[&of("1"), "--shards", "2"]).assert_code(2);
 }
 
+/// The benchmarks of a collection's file, as a request for a job would name them.
+fn as_in_a_job(collection: &str) -> Value {
+    fn plain(yaml: &Yaml) -> Value {
+        match yaml {
+            Yaml::Seq(items) => items.iter().map(|item| plain(&item.value)).collect(),
+            Yaml::Map(entries) => {
+                let entry = |(key, value): &(Node, Node)| {
+                    let key = key
+                        .value
+                        .as_str()
+                        .unwrap()
+                        .replace("secretref", "secret_ref");
+                    (key, plain(&value.value))
+                };
+                Value::Object(entries.iter().map(entry).collect())
+            }
+            other => other.as_str().unwrap().into(),
+        }
+    }
+    let read = yaml::parse(Arc::new(Source::new("collection.yaml", collection))).unwrap();
+    plain(&read.root.value)["benchmarks"].clone()
+}
+
+#[test]
+fn a_collection_has_the_benchmarks_that_the_job_would_have() {
+    let project = project(false);
+    let server = S3Server::start();
+    let store = format!("s3://{BUCKET}/store");
+    let release = published(&project, &server, &store, &["--tag", "v1"]);
+    let release = format!("{store}@{}", release["release"].as_str().unwrap());
+    for layout in ["evalhub-testdata", "agent-eval-s3"] {
+        let dest = format!("s3://{BUCKET}/{layout}");
+        published(&project, &server, &dest, &["--layout", layout]);
+    }
+    for source in [
+        vec![release.as_str(), "--shards", "2"],
+        vec!["s3://bucket/evalhub-testdata"],
+        vec!["s3://bucket/agent-eval-s3"],
+    ] {
+        let job = emit(&project, &server, &source).assert_code(0).json()["job"].clone();
+        let args: Vec<&str> = source
+            .iter()
+            .copied()
+            .chain(["--collection", "triage"])
+            .collect();
+        let emitted = emit(&project, &server, &args).assert_code(0).json();
+        let collection = emitted["files"]["collection.yaml"].as_str().unwrap();
+        assert_eq!(as_in_a_job(collection), job["benchmarks"], "{collection}");
+        let mut of_collection = emitted["job"].clone();
+        assert_eq!(of_collection["collection"], json!({ "id": "triage" }));
+        let keys = of_collection.as_object_mut().unwrap();
+        keys.remove("collection");
+        keys.insert("benchmarks".to_owned(), job["benchmarks"].clone());
+        assert_eq!(of_collection, job);
+        let out: Vec<&str> = args
+            .iter()
+            .copied()
+            .chain(["-o", "hub", "--force"])
+            .collect();
+        emit(&project, &server, &out).assert_code(0);
+        let checked = check(&project, &["hub/collection.yaml", "hub/job.json"]).assert_code(0);
+        assert_eq!(checked.json()["checked"][0]["kind"], "collection");
+    }
+    // With such an id the server would not start.
+    for (id, text) in [("", "0 characters"), (&"x".repeat(37), "37 characters")] {
+        let args = [
+            "s3://bucket/evalhub-testdata",
+            "--collection",
+            id,
+            "-o",
+            "none",
+        ];
+        let refused = emit(&project, &server, &args).assert_code(1);
+        assert!(refused.stdout.contains(text), "{refused}");
+        assert!(!project.path("none").exists());
+    }
+}
+
 #[test]
 fn casepack_as_init_image_pulls_the_release_that_a_job_names() {
     let project = project(true);
@@ -257,7 +338,7 @@ const JOB: &str = r#"{"name": "n", "model": {"url": "https://m.example/v1", "nam
     "test_data_ref": {"s3": {"bucket": "bbb", "key": "k/", "secret_ref": "s"}}}]}"#;
 const PROVIDER: &str = "id: p\nname: P\nruntime:\n  k8s:\n    image: i\n    entrypoint: [run]\n    env:\n      - name: A\n        value: b\nbenchmarks:\n  - id: b\n";
 const SECRET: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData:\n  AWS_ACCESS_KEY_ID: a\n  AWS_SECRET_ACCESS_KEY: b\n  AWS_DEFAULT_REGION: c\n  AWS_S3_ENDPOINT: https://s3.example\n";
-const COLLECTION: &str = "name: c\ncategory: agents\nbenchmarks:\n  - id: b\n    provider_id: p\n    test_data_ref: {s3: {bucket: bbb, key: k/, secretref: s}}\n";
+const COLLECTION: &str = "id: c\nname: c\ncategory: agents\nbenchmarks:\n  - id: b\n    provider_id: p\n    test_data_ref: {s3: {bucket: bbb, key: k/, secretref: s}}\n";
 
 /// Each of these is taken by the server without a word, or keeps it from starting.
 #[test]
@@ -397,6 +478,21 @@ fn files_are_checked_more_strictly_than_the_server_does() {
         (
             "p.yaml",
             PROVIDER,
+            "id: p\n",
+            "id: ppppppppppppppppppppppppppppppppppppp\n",
+            "error bad-value",
+        ),
+        (
+            "c.yaml",
+            COLLECTION,
+            "id: c\n",
+            "id: ccccccccccccccccccccccccccccccccccccc\n",
+            "error bad-value",
+        ),
+        ("c.yaml", COLLECTION, "id: c\n", "", "error missing-key"),
+        (
+            "p.yaml",
+            PROVIDER,
             "entrypoint",
             "command",
             "error missing-key, error unknown-key",
@@ -512,6 +608,13 @@ fn evalhubs_server_takes_what_is_emitted() {
     let dest = format!("s3://{BUCKET}/data/v1");
     published(&project, &server, &dest, &["--layout", "evalhub-testdata"]);
     emit(&project, &server, &[&dest, "-o", "hub"]).assert_code(0);
+    let of_collection = ["--collection", "triage", "-o", "hub2"];
+    let args: Vec<&str> = [dest.as_str()].into_iter().chain(of_collection).collect();
+    emit(&project, &server, &args).assert_code(0);
+    project.write(
+        "conf/collections/triage.yaml",
+        project.read("hub2/collection.yaml"),
+    );
 
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -539,6 +642,18 @@ fn evalhubs_server_takes_what_is_emitted() {
     let (status, answer) = hub.ask("GET", "/api/v1/evaluations/providers/agent-eval", "");
     assert_eq!(status, 200, "{answer}");
     assert!(answer.contains("/test_data/eval.yaml"), "{answer}");
+    let (status, answer) = hub.ask("GET", "/api/v1/evaluations/collections/triage", "");
+    assert_eq!(status, 200, "{answer}");
+    let body = answer.split("\r\n\r\n").nth(1).unwrap();
+    let collection: Value = serde_json::from_str(body).unwrap();
+    let direct: Value = serde_json::from_str(&job).unwrap();
+    assert_eq!(collection["benchmarks"], direct["benchmarks"], "{answer}");
+    let (status, answer) = hub.ask(
+        "POST",
+        "/api/v1/evaluations/jobs",
+        &project.read("hub2/job.json"),
+    );
+    assert_eq!(status, 202, "{answer}");
     // What only the check finds.
     let misspelt = job.replace("test_data_ref", "test_dat_ref");
     assert_eq!(

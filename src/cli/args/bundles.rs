@@ -266,6 +266,10 @@ pub(crate) struct Emit {
     #[arg(long, value_name = "NAME", env = "CASEPACK_NAME")]
     #[arg(help_heading = "EvalHub")]
     pub(crate) name: Option<String>,
+    /// Write a collection of that id as well, and a job that runs it: for cases that many jobs use
+    #[arg(long, value_name = "ID", env = "CASEPACK_COLLECTION")]
+    #[arg(help_heading = "EvalHub")]
+    pub(crate) collection: Option<String>,
     /// The model, by its name
     #[arg(long, value_name = "MODEL", env = "CASEPACK_MODEL")]
     #[arg(help_heading = "EvalHub")]

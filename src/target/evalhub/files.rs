@@ -1,5 +1,5 @@
-//! The files that `EvalHub` needs to run what was published: a provider, a job request and a Secret
-//! (evalhub.md 1, 2 and 6.3).
+//! The files that `EvalHub` needs to run what was published: a provider, a job request, a Secret and,
+//! where it is asked for, a collection (evalhub.md 1, 2 and 6.3).
 //!
 //! Credentials are never among what is written (policy 28): the Secret is a template.
 
@@ -46,6 +46,8 @@ pub struct Part {
 pub struct Request {
     /// The name of the job.
     pub name: String,
+    /// The id of the collection that the job runs; none: it names its benchmarks itself.
+    pub collection: Option<String>,
     /// Who fetches the cases.
     pub fetched: Fetched,
     /// One benchmark each.
@@ -80,6 +82,9 @@ impl Request {
         // The adapter's own downloader never sees the Secret of a job (evalhub.md 5).
         if self.fetched != Fetched::ByAdapter {
             files.push(("secret.yaml", self.secret()));
+        }
+        if let Some(id) = &self.collection {
+            files.push(("collection.yaml", self.collection_file(id)));
         }
         files
     }
@@ -155,8 +160,7 @@ impl Request {
 
     /// The body of `POST /api/v1/evaluations/jobs`.
     fn job(&self) -> Value {
-        let benchmarks: Vec<Value> = self.parts.iter().map(|part| self.benchmark(part)).collect();
-        json!({
+        let mut job = json!({
             "name": self.name,
             "description": "Cases that casepack published.",
             "tags": ["casepack"],
@@ -165,24 +169,43 @@ impl Request {
                     .unwrap_or_else(|| format!("https://{CHANGE_ME}.example/v1")),
                 "name": self.model.as_deref().unwrap_or(CHANGE_ME),
             },
-            "benchmarks": benchmarks,
-        })
+        });
+        // Never both: what a collection says wins over what a job says (evalhub.md 1).
+        match &self.collection {
+            Some(id) => job["collection"] = json!({ "id": id }),
+            None => {
+                job["benchmarks"] = self.parts.iter().map(|part| self.benchmark(part)).collect();
+            }
+        }
+        job
+    }
+
+    /// What reaches the adapter: of all that a job says, only parameters do (evalhub.md 4).
+    fn parameters<'p>(&self, part: &'p Part) -> Vec<(&'static str, &'p str)> {
+        let mut parameters = vec![("casepack_digest", part.digest.as_str())];
+        parameters.extend(
+            part.dataset
+                .iter()
+                .map(|it| ("casepack_dataset", it.as_str())),
+        );
+        if self.fetched == Fetched::ByAdapter {
+            parameters.extend([
+                ("s3_bucket", part.bucket.as_str()),
+                ("s3_prefix", &part.key),
+            ]);
+        }
+        parameters
     }
 
     fn benchmark(&self, part: &Part) -> Value {
-        // Of all that a job says, only parameters reach the adapter (evalhub.md 4).
-        let mut parameters = Map::new();
-        parameters.insert("casepack_digest".to_owned(), part.digest.clone().into());
-        if let Some(dataset) = &part.dataset {
-            parameters.insert("casepack_dataset".to_owned(), dataset.clone().into());
-        }
+        let parameters = self.parameters(part).into_iter();
+        let parameters: Map<String, Value> = parameters
+            .map(|(name, value)| (name.to_owned(), value.into()))
+            .collect();
         let mut benchmark = Map::new();
         benchmark.insert("id".to_owned(), self.benchmark.clone().into());
         benchmark.insert("provider_id".to_owned(), self.provider.clone().into());
-        if self.fetched == Fetched::ByAdapter {
-            parameters.insert("s3_bucket".to_owned(), part.bucket.clone().into());
-            parameters.insert("s3_prefix".to_owned(), part.key.clone().into());
-        } else {
+        if self.fetched != Fetched::ByAdapter {
             let s3 = json!({
                 "bucket": part.bucket, "key": part.key, "secret_ref": self.secret,
             });
@@ -194,6 +217,44 @@ impl Request {
 
     fn job_text(&self) -> String {
         format!("{:#}\n", self.job())
+    }
+
+    /// A collection as a file of the server, which has a key of its own for the Secret.
+    fn collection_file(&self, id: &str) -> String {
+        let mut text = format!(
+            "# A collection of EvalHub, for the directory `collections` of the server's configuration. \
+             Over\n# REST `secretref` would be `secret_ref`. What stands here wins over what a job \
+             says.\n\
+             id: {id}\n\
+             name: {id}\n\
+             description: \"Cases that casepack published.\"\n\
+             category: \"agents\"\n\
+             tags:\n  - \"casepack\"\n\
+             benchmarks:\n",
+            id = quoted(id),
+        );
+        for part in &self.parts {
+            let _ = write!(
+                text,
+                "  - id: {}\n    provider_id: {}\n    parameters:\n",
+                quoted(&self.benchmark),
+                quoted(&self.provider),
+            );
+            for (name, value) in self.parameters(part) {
+                let _ = writeln!(text, "      {name}: {}", quoted(value));
+            }
+            if self.fetched != Fetched::ByAdapter {
+                let _ = write!(
+                    text,
+                    "    test_data_ref:\n      s3:\n        bucket: {}\n        key: {}\n        \
+                     secretref: {}\n",
+                    quoted(&part.bucket),
+                    quoted(&part.key),
+                    quoted(&self.secret),
+                );
+            }
+        }
+        text
     }
 
     fn secret(&self) -> String {

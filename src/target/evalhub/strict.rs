@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::job::{Where, benchmark, job, pass_criteria, tags};
-use self::words::{endpoint, kubernetes_name, need_text};
+use self::words::{endpoint, kubernetes_name, need_text, resource_id};
 use super::files::CHANGE_ME;
 use crate::diag::{Diagnostic, Diagnostics, Rule, Source};
 use crate::yaml::{self, Fields, Node, Value, Yaml};
@@ -129,7 +129,9 @@ fn placeholders<'n>(node: &'n Node, path: &str, found: &mut Vec<(String, &'n Nod
 }
 
 fn provider(mut top: Fields<'_>, diags: &mut Diagnostics) {
-    kubernetes_name(top.need("id", diags), diags);
+    let id = top.need("id", diags);
+    resource_id(id.as_ref(), diags);
+    kubernetes_name(id, diags);
     need_text(&mut top, "name", diags);
     for key in ["title", "description", "type"] {
         top.str(key, diags);
@@ -245,7 +247,7 @@ fn not_literal(value: &Value<'_>, key: &str, diags: &mut Diagnostics) {
 
 fn collection(mut top: Fields<'_>, file: bool, diags: &mut Diagnostics) {
     let at = if file {
-        top.str("id", diags);
+        resource_id(top.need("id", diags).as_ref(), diags);
         Where::CollectionFile
     } else {
         Where::CollectionRequest

@@ -1,6 +1,6 @@
 //! Jobs, and the benchmarks that they and collections name (evalhub.md 1).
 
-use super::words::{bucket, is_url, key, kubernetes_name, need_text};
+use super::words::{bucket, is_url, key, kubernetes_name, need_text, resource_id};
 use crate::diag::{Diagnostics, Rule};
 use crate::yaml::{Fields, Value};
 
@@ -27,7 +27,7 @@ pub(super) fn job(mut top: Fields<'_>, diags: &mut Diagnostics) {
         recorded &= self::benchmark(&benchmark, Where::Job, diags);
     }
     if let Some(mut collection) = collection {
-        need_text(&mut collection, "id", diags);
+        resource_id(collection.need("id", diags).as_ref(), diags);
         for benchmark in collection.items("benchmarks", diags) {
             self::benchmark(&benchmark, Where::Job, diags);
         }

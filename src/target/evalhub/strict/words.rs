@@ -73,6 +73,20 @@ pub(super) fn need_text(fields: &mut Fields<'_>, key: &'static str, diags: &mut 
     }
 }
 
+/// The id of a provider or a collection. A server whose files have another one does not start
+/// (eval-hub-server 1.0.2).
+pub(super) fn resource_id(value: Option<&Value<'_>>, diags: &mut Diagnostics) {
+    const MOST: usize = 36;
+    let Some(value) = value else { return };
+    let Some(text) = value.str(diags) else { return };
+    let length = text.chars().count();
+    if !(1..=MOST).contains(&length) {
+        let message = format!("The id `{text}` has {length} characters.");
+        let help = "1 to 36: with another one the server does not start.";
+        diags.push(value.finding(Rule::BadValue, message).help(help));
+    }
+}
+
 /// The name of a Secret, a claim or a queue.
 pub(super) fn kubernetes_name(value: Option<Value<'_>>, diags: &mut Diagnostics) {
     let Some(value) = value else { return };
