@@ -23,8 +23,8 @@ pub use self::catalog::{Listed, Mount, Placement, Shard, ShardCase};
 pub use self::pack::{Frame, Name, PackIndex, Place};
 pub use self::packer::{About, CaseDigests, PackError, PackageTree, Packed, Packer, intact};
 pub use self::release::{
-    CatalogShard, Descriptor, Document, Pack, Release, dataset_digest, index_json, ref_object,
-    release_of_ref,
+    CatalogShard, Descriptor, Document, Pack, Release, blobs_of_manifest, dataset_digest,
+    index_json, ref_object, release_of_ref,
 };
 use crate::digest::Digest;
 use crate::path::fold;
@@ -110,6 +110,19 @@ pub struct Bad {
     pub object: String,
     /// What is wrong with it, as `has a path that is absolute`.
     pub why: String,
+    /// What that means.
+    pub fault: Fault,
+}
+
+/// What it means that an object is not what it has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is damaged, or was made to be.
+    Damaged,
+    /// It is whole, and of an earlier version of the format.
+    Older,
+    /// It is whole, and of a later version of the format.
+    Newer,
 }
 
 impl Bad {
@@ -118,6 +131,22 @@ impl Bad {
         Self {
             object: object.into(),
             why: why.into(),
+            fault: Fault::Damaged,
+        }
+    }
+
+    /// What to do next.
+    pub fn help(&self) -> &'static str {
+        match self.fault {
+            Fault::Damaged => {
+                "The store is damaged, or is none of casepack: publish the release again, or take \
+                 it from another store."
+            }
+            Fault::Older => {
+                "Publish the dataset again with this casepack; until then the one that wrote the \
+                 release reads it."
+            }
+            Fault::Newer => "Use a newer casepack: the one that wrote the release reads it.",
         }
     }
 }

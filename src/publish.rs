@@ -83,9 +83,7 @@ impl PublishError {
     pub fn help(&self) -> String {
         match self {
             Self::Store(error) => error.help(),
-            Self::Bad(_) => "The store is damaged, or is none of casepack: publish the release \
-                             again, or take it from another store."
-                .to_owned(),
+            Self::Bad(bad) => bad.help().to_owned(),
             Self::Refused { help, .. } => help.clone(),
             Self::NoCase => {
                 "See the cases of a release with `casepack ls STORE --ref NAME`.".to_owned()

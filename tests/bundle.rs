@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use casepack::bundle::Compression;
 use casepack::digest::Digest;
 use serde_json::Value;
@@ -747,6 +749,75 @@ fn a_store_that_was_altered_is_found_out() {
         fs::write(&path, &bytes).unwrap();
     }
     json(&project, &["pull", "store", "--ref", "v1", "-o", "last"]);
+}
+
+/// Makes of the release `v1` one that another version of the format has, as `writer` would.
+fn rewrite_version(store: &Path, version: u64, writer: &str) {
+    let decoded = |of: &Value| -> Value {
+        let bytes = BASE64.decode(of["data"].as_str().unwrap()).unwrap();
+        serde_json::from_slice(&bytes).unwrap()
+    };
+    let put = |of: &mut Value, value: &Value| {
+        let bytes = value.to_string().into_bytes();
+        let digest = Digest::of(&bytes);
+        fs::write(store.join("blobs/sha256").join(digest.hex()), &bytes).unwrap();
+        of["digest"] = digest.to_string().into();
+        of["size"] = bytes.len().into();
+        of["data"] = BASE64.encode(&bytes).into();
+    };
+    let path = store.join("refs/v1.json");
+    let mut named: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let mut manifest = decoded(&named);
+    let mut document = decoded(&manifest["config"]);
+    document["schemaVersion"] = version.into();
+    document["writer"] = writer.into();
+    // What other versions have and lack, nobody knows.
+    document.as_object_mut().unwrap().remove("packages");
+    put(&mut manifest["config"], &document);
+    put(&mut named, &manifest);
+    fs::write(&path, named.to_string()).unwrap();
+}
+
+#[test]
+fn a_release_of_another_version_of_the_format_is_told_from_damage() {
+    let cases = many(6);
+    for (version, fix) in [
+        (1, "Publish the dataset again"),
+        (3, "Use a newer casepack"),
+    ] {
+        let project = with_release(&cases);
+        publish(&project, "store", "v1");
+        publish(&project, "store", "v2");
+        rewrite_version(&project.path("store"), version, "casepack\u{1b}[31m 9");
+        let tree = project.tree("store");
+        for args in [
+            &["ls", "store"][..],
+            &["ls", "store", "--ref", "v1"],
+            &["inspect", "store", "--ref", "v1"],
+            &["pull", "store", "--ref", "v1", "-o", "out"],
+            &["verify", "store"],
+            &["diff", "store@v2", "@v1"],
+        ] {
+            let outcome = project.casepack(args.iter().copied());
+            let told = format!("{}{}", outcome.stdout, outcome.stderr);
+            assert!(matches!(outcome.code, 1 | 3), "{outcome}");
+            let found = format!("version {version} of the format by 'casepack");
+            assert!(told.contains(&found) && told.contains(fix), "{outcome}");
+            assert!(
+                !told.contains("damaged") && !told.contains('\u{1b}'),
+                "{outcome}"
+            );
+        }
+        assert!(!project.path("out").exists());
+        // What it needs is known all the same, and stays.
+        let gc = ["gc", "store", "--write", "--grace", "0", "--keep", "0"];
+        json(&project, &gc);
+        json(&project, &gc);
+        assert_eq!(project.tree("store"), tree);
+        publish(&project, "store", "v1");
+        json(&project, &["pull", "store", "--ref", "v1", "-o", "out"]);
+        assert_eq!(cases_in(&project.path("out")).len(), 6);
+    }
 }
 
 const CONFIG: &str = "

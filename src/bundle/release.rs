@@ -1,5 +1,6 @@
 //! Releases: the document that says what is in one, and the OCI manifest around it.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use base64::Engine as _;
@@ -7,7 +8,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
 use super::pack::PackIndex;
-use super::{Bad, Compression, RefName, View, json, limits};
+use super::{Bad, Compression, Fault, RefName, View, json, limits};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::path::CaseId;
 
@@ -20,6 +21,10 @@ const PACK_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const PACK_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const VIEW: &str = "io.casepack.view";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// The version of the format, from documents to frames: what reads one reads no other.
+const FORMAT: u64 = 2;
+/// Characters that are told of who wrote a document of another version.
+const WRITER_SHOWN: usize = 60;
 /// Documents up to this size stand in the manifest as well.
 const INLINE: usize = 64 << 10;
 
@@ -213,6 +218,36 @@ struct RawDocument {
     writer: String,
 }
 
+/// What documents of every version have.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawHead {
+    schema_version: u64,
+    #[serde(default)]
+    writer: String,
+}
+
+impl RawHead {
+    /// A document that starts like this is another casepack's to read.
+    fn check(&self, object: &str) -> Result<(), Bad> {
+        let fault = match self.schema_version.cmp(&FORMAT) {
+            Ordering::Equal => return Ok(()),
+            Ordering::Less => Fault::Older,
+            Ordering::Greater => Fault::Newer,
+        };
+        let writer: String = self.writer.chars().take(WRITER_SHOWN).collect();
+        let why = format!(
+            "was written in version {} of the format by '{writer}'; this casepack reads version \
+             {FORMAT}",
+            self.schema_version
+        );
+        Err(Bad {
+            fault,
+            ..Bad::new(object, why)
+        })
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct RawCount {
     bytes: u64,
@@ -342,7 +377,7 @@ impl Document {
             options: self.options.clone(),
             packages: self.packages.to_string(),
             packs: self.packs.iter().map(pack).collect(),
-            schema_version: 1,
+            schema_version: FORMAT,
             shards: self.shards.iter().map(shard).collect(),
             templates: self.templates.to_string(),
             views: self.views.iter().map(count).collect(),
@@ -352,12 +387,8 @@ impl Document {
 
     fn parse(bytes: &[u8], object: &str) -> Result<Self, Bad> {
         let bad = |why: &str| Bad::new(object, why);
+        json::from_slice::<RawHead>(bytes, object)?.check(object)?;
         let raw: RawDocument = json::from_slice(bytes, object)?;
-        if raw.schema_version != 1 {
-            return Err(bad(
-                "is of a format that this casepack does not know: use a newer one",
-            ));
-        }
         if raw.cases > limits::CASES {
             return Err(bad("has more than 1,000,000 cases"));
         }
@@ -455,6 +486,20 @@ impl Document {
     }
 }
 
+impl RawManifest {
+    fn parse(digest: Digest, bytes: &[u8], object: &str) -> Result<Self, Bad> {
+        let bad = |why: &str| Bad::new(object, why);
+        if Digest::of(bytes) != digest {
+            return Err(bad("has other bytes than its digest says"));
+        }
+        let raw: Self = json::from_slice(bytes, object)?;
+        if raw.schema_version != 2 || raw.media_type != MANIFEST || raw.artifact_type != ARTIFACT {
+            return Err(bad("is no release of casepack"));
+        }
+        Ok(raw)
+    }
+}
+
 impl Release {
     /// The release of that document.
     pub(super) fn new(document: Document) -> Self {
@@ -492,13 +537,7 @@ impl Release {
     ) -> Result<Self, E> {
         let object = format!("the manifest {digest}");
         let bad = |why: &str| Bad::new(&object, why);
-        if Digest::of(&bytes) != digest {
-            return Err(bad("has other bytes than its digest says").into());
-        }
-        let raw: RawManifest = json::from_slice(&bytes, &object)?;
-        if raw.schema_version != 2 || raw.media_type != MANIFEST || raw.artifact_type != ARTIFACT {
-            return Err(bad("is no release of casepack").into());
-        }
+        let raw = RawManifest::parse(digest, &bytes, &object)?;
         let config = Descriptor {
             digest: raw
                 .config
@@ -561,6 +600,23 @@ impl Release {
             .raw(MANIFEST)
         }
     }
+}
+
+/// Every blob of the release with the manifest `bytes`, whatever version of the format it is of:
+/// its document first, then shards, packs and the manifest itself.
+///
+/// # Errors
+/// When it is no manifest of a release, or its digest is not `digest`.
+pub fn blobs_of_manifest(digest: Digest, bytes: &[u8]) -> Result<Vec<Digest>, Bad> {
+    let object = format!("the manifest {digest}");
+    let raw = RawManifest::parse(digest, bytes, &object)?;
+    let named = [&raw.config].into_iter().chain(&raw.layers);
+    let mut blobs = named
+        .map(|blob| blob.digest.parse())
+        .collect::<Result<Vec<Digest>, _>>()
+        .map_err(|_| Bad::new(object, "has a bad digest"))?;
+    blobs.push(digest);
+    Ok(blobs)
 }
 
 /// The bytes of a ref to the release.

@@ -8,7 +8,7 @@ use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
 use super::store;
 use super::ui::{Cell, Ink, Table, count, size};
-use crate::bundle::RefName;
+use crate::bundle::{Fault, RefName};
 use crate::diag::Diagnostics;
 use crate::publish::{CaseRow, Remote, Which, cases};
 use crate::store::Purpose;
@@ -31,7 +31,7 @@ fn refs(remote: Remote<'_>, context: &Context) -> Result<Outcome, (Exit, Failure
     let refs = remote.refs().map_err(|error| store::told(&error))?;
     let mut table = Table::default();
     let mut fields: Vec<Value> = Vec::new();
-    let mut damaged = Vec::new();
+    let mut first_bad = None;
     for named in refs {
         let name = named.name.as_str();
         match named.release {
@@ -58,22 +58,26 @@ fn refs(remote: Remote<'_>, context: &Context) -> Result<Outcome, (Exit, Failure
                     Cell::new(bad.to_string()).ink(Ink::Bad),
                 ]);
                 fields.push(json!({"name": name, "error": bad.to_string()}));
-                damaged.push(name.to_owned());
+                first_bad.get_or_insert((name.to_owned(), bad));
             }
         }
     }
     let mut outcome = Outcome::of(Diagnostics::default()).field("refs", fields);
     outcome.text = table.show(context.look.color_out);
-    match damaged.first() {
-        None => Ok(outcome),
-        Some(first) => Ok(outcome.failed(
-            Exit::System,
-            Failure::new(
-                format!("The ref '{first}' is damaged."),
-                "Publish the release again, or remove the ref's object.",
-            ),
-        )),
-    }
+    let Some((first, bad)) = first_bad else {
+        return Ok(outcome);
+    };
+    let failure = match bad.fault {
+        Fault::Damaged => Failure::new(
+            format!("The ref '{first}' is damaged."),
+            "Publish the release again, or remove the ref's object.",
+        ),
+        Fault::Older | Fault::Newer => Failure::new(
+            format!("The ref '{first}' names a release of another version of the format."),
+            bad.help(),
+        ),
+    };
+    Ok(outcome.failed(Exit::System, failure))
 }
 
 fn of_release(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{PublishError, Remote, key};
-use crate::bundle::{BLOBS, Descriptor, RefName, Release, digest_of_key, limits};
+use crate::bundle::{BLOBS, Descriptor, RefName, blobs_of_manifest, digest_of_key, limits};
 use crate::digest::Digest;
 use crate::store::{AT_ONCE, Body, Entry, Store, for_each};
 
@@ -79,12 +79,14 @@ pub fn collect(remote: Remote<'_>, pass: Collection) -> Result<Collected, Publis
         }
     }
     let mut needed = BTreeSet::new();
-    for named in remote.refs()? {
-        match named.release {
-            Ok(release) => need(&release, &mut needed),
-            Err(bad) => done.unreadable.push(bad.to_string()),
+    remote.each_ref(&mut |found| {
+        match found.manifest.and_then(|manifest| named_by(&manifest)) {
+            Ok(blobs) => needed.extend(blobs),
+            Err(PublishError::Bad(bad)) => done.unreadable.push(bad.to_string()),
+            Err(error) => return Err(error),
         }
-    }
+        Ok(())
+    })?;
     if let Some(first) = done.unreadable.first() {
         return Err(PublishError::refused(
             format!("Nothing is collected, since a ref can't be read: {first}"),
@@ -92,7 +94,7 @@ pub fn collect(remote: Remote<'_>, pass: Collection) -> Result<Collected, Publis
         ));
     }
     let mut lost = BTreeMap::new();
-    for (digest, release) in lost_releases(remote, &blobs, &needed)? {
+    for (digest, named) in lost_releases(remote, &blobs, &needed)? {
         let since = records
             .iter()
             .filter_map(|old| old.record.lost.get(&digest.hex()).copied())
@@ -101,7 +103,7 @@ pub fn collect(remote: Remote<'_>, pass: Collection) -> Result<Collected, Publis
         lost.insert(digest.hex(), since);
         if pass.now.saturating_sub(since) < seconds(pass.keep) {
             done.lost_releases += 1;
-            need(&release, &mut needed);
+            needed.extend(named);
         }
     }
     let mut record = Record {
@@ -164,9 +166,10 @@ fn sweep(remote: Remote<'_>, gone: &BTreeMap<Digest, Entry>) -> Result<(u64, u64
     store.put(&marker, Body::Bytes(b"{}"), &Digest::of(b"{}"))?;
     let swept = || -> Result<(u64, u64), PublishError> {
         let mut needed = BTreeSet::new();
-        for named in remote.refs()? {
-            need(&named.release?, &mut needed);
-        }
+        remote.each_ref(&mut |found| {
+            needed.extend(named_by(&found.manifest?)?);
+            Ok(())
+        })?;
         let now = store.entries(BLOBS, MAX_BLOBS)?;
         let still = |entry: &&Entry| {
             digest_of_key(entry.key.as_str())
@@ -231,9 +234,9 @@ fn seconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
 }
 
-fn need(release: &Release, needed: &mut BTreeSet<Digest>) {
-    needed.extend(release.blobs().into_iter().map(|blob| blob.digest));
-    needed.insert(release.digest);
+/// What a release needs, by its manifest alone: those of other versions of the format stay too.
+fn named_by((digest, manifest): &(Digest, Vec<u8>)) -> Result<Vec<Digest>, PublishError> {
+    Ok(blobs_of_manifest(*digest, manifest)?)
 }
 
 /// Writes what this pass named, and removes records of which no blob waits any more.
@@ -265,12 +268,13 @@ fn write(
     Ok(())
 }
 
-/// Releases that no ref names: blobs that nothing needs and that are manifests.
+/// Releases that no ref names, with what they need: blobs that nothing needs and that are
+/// manifests.
 fn lost_releases(
     remote: Remote<'_>,
     blobs: &BTreeMap<Digest, Entry>,
     needed: &BTreeSet<Digest>,
-) -> Result<Vec<(Digest, Release)>, PublishError> {
+) -> Result<Vec<(Digest, Vec<Digest>)>, PublishError> {
     const HEAD: &[u8] = b"{\"artifactType\":\"application/vnd.casepack.dataset.v1\"";
     let store = remote.store;
     let candidates = blobs.iter().filter(|(digest, entry)| {
@@ -286,13 +290,15 @@ fn lost_releases(
         if head != HEAD {
             continue;
         }
-        let manifest = store.get(&entry.key, limits::MANIFEST_BYTES)?.bytes;
-        match remote.parse(*digest, manifest) {
-            Ok(release) => found.push((*digest, release)),
-            // It lost its blobs in an earlier pass, or never was whole.
-            Err(PublishError::Bad(_)) => {}
-            Err(PublishError::Store(error)) if error.is_not_found() => {}
-            Err(error) => return Err(error),
+        let manifest = match store.get(&entry.key, limits::MANIFEST_BYTES) {
+            Err(error) if error.is_not_found() => continue,
+            manifest => manifest?.bytes,
+        };
+        // Otherwise it lost its blobs in an earlier pass, or never was whole.
+        if let Ok(named) = named_by(&(*digest, manifest))
+            && named.iter().all(|blob| blobs.contains_key(blob))
+        {
+            found.push((*digest, named));
         }
     }
     Ok(found)

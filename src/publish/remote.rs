@@ -41,6 +41,13 @@ pub struct Named {
     pub release: Result<Release, Bad>,
 }
 
+/// A ref, and the manifest that it names, with its digest.
+pub(super) struct FoundRef {
+    name: RefName,
+    modified: i64,
+    pub(super) manifest: Result<(Digest, Vec<u8>), PublishError>,
+}
+
 /// A store with releases, and a directory where what was read once is kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Remote<'a> {
@@ -113,29 +120,48 @@ impl<'a> Remote<'a> {
     /// When they can't be listed or read; a damaged one is told in its place.
     pub fn refs(&self) -> Result<Vec<Named>, PublishError> {
         let mut refs = Vec::new();
-        for entry in self.store.entries(REFS, MAX_REFS)? {
-            let Some(name) = RefName::from_key(entry.key.as_str()) else {
-                continue;
-            };
-            let release = match self.reference(&name) {
-                Ok(Some((_, digest, manifest))) => self.parse(digest, manifest),
-                // Gone since it was listed.
-                Ok(None) => continue,
-                Err(error) => Err(error),
-            };
+        self.each_ref(&mut |found| {
+            let release = found
+                .manifest
+                .and_then(|(digest, manifest)| self.parse(digest, manifest));
             let release = match release {
                 Ok(release) => Ok(release),
                 Err(PublishError::Bad(bad)) => Err(bad),
                 Err(error) => return Err(error),
             };
             refs.push(Named {
-                name,
-                modified: entry.modified,
+                name: found.name,
+                modified: found.modified,
                 release,
             });
-        }
+            Ok(())
+        })?;
         refs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(refs)
+    }
+
+    /// Gives every ref to `each`, without a look at documents.
+    pub(super) fn each_ref(
+        &self,
+        each: &mut dyn FnMut(FoundRef) -> Result<(), PublishError>,
+    ) -> Result<(), PublishError> {
+        for entry in self.store.entries(REFS, MAX_REFS)? {
+            let Some(name) = RefName::from_key(entry.key.as_str()) else {
+                continue;
+            };
+            let manifest = match self.reference(&name) {
+                Ok(Some((_, digest, manifest))) => Ok((digest, manifest)),
+                // Gone since it was listed.
+                Ok(None) => continue,
+                Err(error) => Err(error),
+            };
+            each(FoundRef {
+                name,
+                modified: entry.modified,
+                manifest,
+            })?;
+        }
+        Ok(())
     }
 
     /// The bytes of a blob that fits into memory.

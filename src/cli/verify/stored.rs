@@ -9,7 +9,7 @@ use super::super::exit::Exit;
 use super::super::outcome::{Failure, Outcome, interrupted};
 use super::super::store;
 use super::super::ui::{Cell, Ink, Progress, Table, count, size};
-use crate::bundle::OCI_LAYOUT;
+use crate::bundle::{Fault, OCI_LAYOUT};
 use crate::diag::Diagnostics;
 use crate::escape;
 use crate::publish::{PublishError, Remote, verify};
@@ -32,7 +32,8 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
     let failed = |error: PublishError| store::told(&error);
     let opened = store::open(url, &args.s3, context, Purpose::Read)?;
     let remote = Remote::new(&*opened, None).map_err(failed)?;
-    let mut bad = Vec::new();
+    let (mut bad, mut unread) = (Vec::new(), Vec::new());
+    let mut other_version = None;
     let mut releases = BTreeMap::new();
     let refs = remote.refs().map_err(failed)?;
     let number = refs.len();
@@ -41,7 +42,12 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
             Ok(release) => {
                 releases.insert(release.digest, release);
             }
-            Err(error) => bad.push(error.to_string()),
+            Err(error) if error.fault == Fault::Damaged => bad.push(error.to_string()),
+            Err(error) => {
+                let told = format!("the ref '{}': {error}", named.name);
+                other_version.get_or_insert((told.clone(), error.help()));
+                unread.push(told);
+            }
         }
     }
     let releases: Vec<_> = releases.into_values().collect();
@@ -56,6 +62,8 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
         checked => checked.map_err(failed)?,
     };
     bad.extend(checked.bad);
+    let damaged = bad.first().cloned();
+    bad.extend(unread);
     let mut table = Table::default();
     for line in &bad {
         table.row([Cell::new(line.clone()).ink(Ink::Bad)]);
@@ -82,15 +90,23 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
         .field("share", args.share)
         .field("bad", bad.clone());
     outcome.text = text;
-    if let Some(first) = bad.first() {
-        let failure = Failure {
-            causes: vec![first.clone()],
+    let failure = match (damaged, other_version) {
+        (None, None) => return Ok(outcome),
+        (Some(first), _) => Failure {
+            causes: vec![first],
             ..Failure::new(
                 "The store is damaged.",
                 "Publish the releases again with casepack: what is damaged and has another size is sent again; remove damaged blobs of the same size first.",
             )
-        };
-        outcome = outcome.failed(Exit::Findings, failure);
-    }
+        },
+        (None, Some((first, help))) => Failure {
+            causes: vec![first],
+            ..Failure::new(
+                "The store has a release of another version of the format, which was not read.",
+                help,
+            )
+        },
+    };
+    outcome = outcome.failed(Exit::Findings, failure);
     Ok(outcome)
 }
