@@ -101,7 +101,7 @@ fn garage_takes_parts() {
         .unwrap();
     assert!(store.get(&large, 1 << 25).unwrap().bytes == content);
     let range = store.get_range(&large, (8 << 20) - 5, 10).unwrap();
-    assert_eq!(range, content[(8 << 20) - 5..(8 << 20) + 5]);
+    assert_eq!(range, &content[(8 << 20) - 5..(8 << 20) + 5]);
     let wrong = store.put(&key("wrong"), Body::Bytes(&content), &Digest::of(b""));
     assert_reason(wrong, |r| matches!(r, Reason::Damaged { .. }));
     assert_eq!(keys(&store, ""), ["large"]);

@@ -33,8 +33,9 @@ use crate::tree::{self, Content, Data, Entry, Mode, Tree, id_of, listing_file, p
 /// What made packs and shards: those of another writer are not taken over, since they may have
 /// other bytes.
 const WRITER: &str = concat!("casepack ", env!("CARGO_PKG_VERSION"));
-/// Frames in hand at a time at most; each has 1 MiB or little more, twice.
-const MAX_WINDOW: usize = 32;
+/// Frames in hand at a time at most, whatever the number of threads: each has 1 MiB or little more,
+/// twice, and what its compressor needs.
+const MAX_WINDOW: usize = 8;
 /// What does not shrink below this share of its size is not worth the time: 97 %.
 const SHRINKS: (u64, u64) = (97, 100);
 
@@ -776,8 +777,9 @@ struct Squeezed {
     bytes: Vec<u8>,
     digest: Digest,
     raw: u64,
-    /// Of a stretch of a large content: its data, to be hashed in order.
-    data: Option<(u32, Vec<u8>)>,
+    /// Of a stretch of a large content: the inflated frame and where in it the data lie, to be hashed
+    /// in order.
+    data: Option<(u32, Vec<u8>, Range<usize>)>,
 }
 
 impl Work<'_> {
@@ -1011,7 +1013,7 @@ impl Work<'_> {
                 }
                 let start = raw.len();
                 read.append(content, range.clone(), &mut raw)?;
-                data = Some((content, raw[start..].to_vec()));
+                data = Some((content, start..raw.len()));
                 if range.end == piece.size {
                     pack::pad(&mut raw, piece.size);
                 }
@@ -1035,7 +1037,7 @@ impl Work<'_> {
             digest: Digest::of(&bytes),
             bytes,
             raw: raw.len() as u64,
-            data,
+            data: data.map(|(content, range)| (content, raw, range)),
         })
     }
 
@@ -1196,11 +1198,12 @@ impl OpenPack {
     }
 
     fn add(&mut self, frame: Squeezed, state: &State) -> Result<(), PackError> {
-        if let Some((content, data)) = frame.data {
+        if let Some((content, raw, range)) = frame.data {
+            let data = raw.get(range).unwrap_or_default();
             let (_, hasher, size) = self
                 .large
                 .get_or_insert_with(|| (content, Hasher::new(), 0));
-            hasher.update(&data);
+            hasher.update(data);
             *size += data.len() as u64;
             let piece = state.contents[content as usize].piece;
             if *size >= piece.size

@@ -287,7 +287,7 @@ fn lost_releases(
             Err(error) if error.is_not_found() => continue,
             head => head?,
         };
-        if head != HEAD {
+        if *head != *HEAD {
             continue;
         }
         let manifest = match store.get(&entry.key, limits::MANIFEST_BYTES) {

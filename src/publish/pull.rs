@@ -24,7 +24,7 @@ use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
 use crate::fs::{FsError, Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath, fold};
-use crate::store::{AT_ONCE, for_each, in_order};
+use crate::store::{AT_ONCE, Slots, for_each, in_order};
 use crate::target::harbor;
 use crate::tree::{
     Content, Data, MaterialiseError, Mode, Tree, TreeBuilder, id_of, listing_file, materialise,
@@ -38,6 +38,8 @@ const BATCH_CASES: usize = 256;
 const AHEAD: usize = 2;
 /// Contents from this size are streamed to their file, and never whole in memory.
 const LARGE: u64 = 1 << 20;
+/// Of these, so many at a time, whatever the number of threads.
+const STREAMS: usize = 4;
 /// Contents that several batches need stay in memory up to this size together.
 const KEEP_BYTES: u64 = 24 << 20;
 /// The directory for what is not finished in a destination; of packages also for the record.
@@ -162,6 +164,7 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         kept: Mutex::default(),
         several: shared_by_batches(&batches, &small),
         large: Mutex::default(),
+        streams: Slots::new(STREAMS),
         temp: &temp,
         out: &out,
         observer,
@@ -569,6 +572,8 @@ fn shared_by_batches(batches: &[Batch], small: &BTreeMap<Digest, u64>) -> BTreeS
 }
 
 type Contents = BTreeMap<Digest, Arc<[u8]>>;
+/// Where a large content may be found, once somebody has fetched it.
+type Places = Arc<Mutex<Vec<PathBuf>>>;
 
 /// Everything that fetching and writing share.
 struct Work<'a> {
@@ -579,7 +584,9 @@ struct Work<'a> {
     kept: Mutex<Contents>,
     several: BTreeSet<Digest>,
     /// Large contents that are in place already, and where.
-    large: Mutex<BTreeMap<Digest, PathBuf>>,
+    large: Mutex<BTreeMap<Digest, Places>>,
+    /// Of those who stream one, each has some megabytes in hand.
+    streams: Slots,
     temp: &'a Path,
     out: &'a Arc<Root>,
     observer: &'a dyn Observer,
@@ -674,17 +681,11 @@ impl Work<'_> {
         let staged = StagedDir::new(self.temp).map_err(refused("can not create a directory in"))?;
         let dest = self.pull.out.join(case.name.as_str());
         materialise(&small, staged.handle()).map_err(|error| unwritten(error, &dest))?;
-        let mut streamed = Vec::new();
         for file in large {
-            self.stream(file, staged.path())?;
-            streamed.push((file.digest, dest.join(file.path.as_str())));
+            self.stream(file, staged.path(), &dest)?;
         }
         self.clear(case, &dest)?;
         staged.commit(&dest).map_err(refused("can not write"))?;
-        self.large
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(streamed);
         let bytes = case.bytes;
         self.observer.on(Event::Transferred { objects: 1, bytes });
         Ok(Some((composed.files.len() as u64, bytes)))
@@ -716,8 +717,9 @@ impl Work<'_> {
         }
     }
 
-    /// Writes one large file below `dir`, from the store or from another place that has it.
-    fn stream(&self, file: &Listed, dir: &Path) -> Result<(), PublishError> {
+    /// Writes one large file below `dir`, which will be `dest`, from the store or from another place
+    /// that has it.
+    fn stream(&self, file: &Listed, dir: &Path, dest: &Path) -> Result<(), PublishError> {
         let path = dir.join(file.path.as_str());
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(failed("can not create", parent))?;
@@ -728,14 +730,25 @@ impl Work<'_> {
             .open(&path)
             .map_err(failed("can not create", &path))?;
         set_mode(&to, file.mode).map_err(failed("can not write", &path))?;
-        let known = self.large.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = known.get(&file.digest).cloned();
-        let copied = known.is_some_and(|known| copy(&known, &to, file).unwrap_or(false));
-        if copied {
-            return Ok(());
+        let places = {
+            let mut large = self.large.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(large.entry(file.digest).or_default())
+        };
+        // Held while it is downloaded: who needs the same content waits, and copies it.
+        let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
+        for from in &*places {
+            if copy(from, &to, file).unwrap_or(false) {
+                return Ok(());
+            }
+            to.set_len(0).map_err(failed("can not write", &path))?;
         }
-        to.set_len(0).map_err(failed("can not write", &path))?;
-        self.download(file, to, &path)
+        {
+            let _slot = self.streams.take();
+            self.download(file, to, &path)?;
+        }
+        // Where it is, and where it will be.
+        places.extend([path, dest.join(file.path.as_str())]);
+        Ok(())
     }
 
     fn download(&self, file: &Listed, mut to: File, path: &Path) -> Result<(), PublishError> {
@@ -764,14 +777,7 @@ impl Work<'_> {
             if self.pull.stop.load(Ordering::Relaxed) {
                 return Err(PublishError::Stopped);
             }
-            let mut raws = BTreeMap::new();
-            self.pull
-                .remote
-                .frames(named.blob.digest, index, &part.1, &mut |number, raw| {
-                    raws.insert(number, raw);
-                    Ok(())
-                })?;
-            for (number, raw) in raws {
+            let mut write = |number: usize, raw: Vec<u8>| {
                 let start = if number == place.frame {
                     if !PackIndex::is_file(file.digest, *place, &raw) {
                         return Err(Bad::new(object(), NO_FILE).into());
@@ -786,7 +792,10 @@ impl Work<'_> {
                 hasher.update(data);
                 to.write_all(data).map_err(failed("can not write", path))?;
                 left -= data.len() as u64;
-            }
+                Ok(())
+            };
+            let remote = self.pull.remote;
+            remote.frames(named.blob.digest, index, &part.1, &mut write)?;
         }
         if left == 0 && hasher.finish() == file.digest {
             Ok(())
@@ -822,8 +831,9 @@ fn take(index: &PackIndex, digest: Digest, raw: &[u8]) -> Result<Vec<u8>, String
 
 /// Copies a file that is in place, if it still has the content.
 fn copy(from: &Path, mut to: &File, file: &Listed) -> io::Result<bool> {
-    use std::io::Read as _;
+    use std::io::{Read as _, Seek as _};
     let mut from = File::open(from)?;
+    to.rewind()?;
     let mut buffer = vec![0; 256 << 10];
     let mut hasher = Hasher::new();
     loop {

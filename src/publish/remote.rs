@@ -194,7 +194,8 @@ impl<'a> Remote<'a> {
         Ok(index)
     }
 
-    /// Inflated frames of a pack: `numbers`, sorted. Neighbours are asked for together.
+    /// Inflated frames of a pack: `numbers`, sorted, one after the other. Neighbours are asked for
+    /// together.
     pub(super) fn frames(
         &self,
         pack: Digest,
@@ -208,12 +209,25 @@ impl<'a> Remote<'a> {
                 continue;
             };
             match self.cached(frame.digest, frame.length) {
-                Some(bytes) => each(*number, frame.inflate(&bytes)?)?,
                 None => missing.push((*number, *frame)),
+                Some(bytes) => {
+                    self.fetch(pack, &std::mem::take(&mut missing), each)?;
+                    each(*number, frame.inflate(&bytes)?)?;
+                }
             }
         }
-        for run in runs(&missing) {
-            let Some(frames) = missing.get(run) else {
+        self.fetch(pack, &missing, each)
+    }
+
+    /// Inflated frames that the cache has not.
+    fn fetch(
+        &self,
+        pack: Digest,
+        frames: &[(usize, Frame)],
+        each: &mut dyn FnMut(usize, Vec<u8>) -> Result<(), PublishError>,
+    ) -> Result<(), PublishError> {
+        for run in runs(frames) {
+            let Some(frames) = frames.get(run) else {
                 continue;
             };
             let (Some((_, first)), Some((_, last))) = (frames.first(), frames.last()) else {

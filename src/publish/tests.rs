@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tempfile::TempDir;
 
 use super::*;
@@ -28,6 +30,9 @@ struct Watched<'a> {
     inner: &'a dyn Store,
     /// Key, first byte and bytes of every read.
     reads: Mutex<Vec<(String, u64, u64)>>,
+    /// Bytes that are being read, and the most that ever were.
+    in_hand: AtomicUsize,
+    most_in_hand: AtomicUsize,
 }
 
 impl<'a> Watched<'a> {
@@ -35,6 +40,8 @@ impl<'a> Watched<'a> {
         Self {
             inner,
             reads: Mutex::default(),
+            in_hand: AtomicUsize::new(0),
+            most_in_hand: AtomicUsize::new(0),
         }
     }
 
@@ -59,9 +66,17 @@ impl Store for Watched<'_> {
         Ok(object)
     }
 
-    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Vec<u8>, StoreError> {
+    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Bytes, StoreError> {
         self.note(key, start, size as u64);
-        self.inner.get_range(key, start, size)
+        let now = self.in_hand.fetch_add(size, Ordering::SeqCst) + size;
+        self.most_in_hand.fetch_max(now, Ordering::SeqCst);
+        if size > 1 << 20 {
+            // So that whoever may do the same at the same time does.
+            thread::sleep(Duration::from_millis(50));
+        }
+        let got = self.inner.get_range(key, start, size);
+        self.in_hand.fetch_sub(size, Ordering::SeqCst);
+        got
     }
 
     fn put(&self, key: &TreePath, body: Body<'_>, digest: &Digest) -> Result<Etag, StoreError> {
@@ -155,6 +170,17 @@ fn pull_to(
     layout: Layout,
     only: Option<&str>,
 ) -> Result<Pulled, PublishError> {
+    pull_by(2, store, out, layout, only)
+}
+
+/// Pulls with so many threads.
+fn pull_by(
+    jobs: usize,
+    store: &dyn Store,
+    out: &Path,
+    layout: Layout,
+    only: Option<&str>,
+) -> Result<Pulled, PublishError> {
     let remote = Remote::new(store, None)?;
     let release = remote.release(&named("v1"))?;
     fs::create_dir_all(out).unwrap();
@@ -170,7 +196,7 @@ fn pull_to(
             out,
             max_bytes: None,
             force: false,
-            jobs: 2,
+            jobs,
             stop: &AtomicBool::new(false),
         },
         &(),
@@ -260,6 +286,35 @@ fn what_was_published_comes_back() {
             .collect()
     };
     assert!(blobs(&built) == blobs(&stored));
+}
+
+#[test]
+fn large_contents_are_few_at_a_time_whatever_the_threads() {
+    let mut cases = many(12);
+    for (number, made) in (0_u32..).zip(cases.values_mut()) {
+        let noise = (0..1_250_000).map(|at: u32| (at ^ number << 24).wrapping_mul(2_654_435_761));
+        let noise = noise.flat_map(u32::to_le_bytes).collect();
+        made.workspace.insert("big.bin".to_owned(), noise);
+    }
+    let first = cases["case-00000"].workspace["big.bin"].clone();
+    let second = cases.get_mut("case-00001").unwrap();
+    second.workspace.insert("big.bin".to_owned(), first);
+    let world = World::new(cases);
+    let memory = Memory::new();
+    world.push(&memory, "v1").unwrap();
+    let watched = Watched::new(&memory);
+    let out = world.path("out");
+    let pulled = pull_by(12, &watched, &out, Layout::Harbor, None).unwrap();
+    assert_eq!(pulled.written, 12);
+    for (id, made) in &world.cases {
+        assert_eq!(read(&out.join(id)).id(), made.package().id(), "{id}");
+    }
+    let asked: u64 = watched.reads().iter().map(|(.., size)| size).sum();
+    let most = watched.most_in_hand.into_inner();
+    // Several at once, and not the twelve of 36 MiB that there are threads for.
+    assert!((5 << 20..=16 << 20).contains(&most), "{most}");
+    // What two cases have is fetched once, also when both want it at the same time.
+    assert!((55_000_000..57_000_000).contains(&asked), "{asked}");
 }
 
 #[test]
@@ -397,7 +452,7 @@ fn a_blob_of_another_size_is_sent_again() {
 fn publishers_at_once_lose_nothing() {
     let worlds: Vec<World> = (0..8).map(|at| World::new(many(3 + at))).collect();
     let memory = Memory::new();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for (at, world) in worlds.iter().enumerate() {
             let memory = &memory;
             scope.spawn(move || world.push(memory, &format!("v{at}")).unwrap());
@@ -415,7 +470,7 @@ fn publishers_at_once_lose_nothing() {
 
     // Two to the same name: one wins, the other says so, and what is there is whole.
     let memory = Memory::new();
-    let results: Vec<_> = std::thread::scope(|scope| {
+    let results: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = worlds
             .iter()
             .map(|world| {

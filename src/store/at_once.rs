@@ -85,6 +85,42 @@ where
     }
 }
 
+/// A number of places, of which everybody who does something large takes one.
+#[derive(Debug)]
+pub struct Slots {
+    free: Mutex<usize>,
+    changed: Condvar,
+}
+
+/// A place among [`Slots`], free again when this is dropped.
+#[derive(Debug)]
+pub struct Slot<'a>(&'a Slots);
+
+impl Slots {
+    /// So many places.
+    pub fn new(places: usize) -> Self {
+        Self {
+            free: Mutex::new(places),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Waits for a place.
+    pub fn take(&self) -> Slot<'_> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = self.changed.wait_while(free, |free| *free == 0);
+        *free.unwrap_or_else(PoisonError::into_inner) -= 1;
+        Slot(self)
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.changed.notify_one();
+    }
+}
+
 /// What workers and the taker share.
 struct Line<R, E> {
     state: Mutex<State<R, E>>,

@@ -8,11 +8,12 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use bytes::Bytes;
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
 use super::{
-    Action, Body, Conditions, Counters, Entry, Etag, Expected, Listed, Object, Reason, Store,
+    Action, Body, Conditions, Counters, Entry, Etag, Expected, Listed, Object, Reason, Room, Store,
     StoreError, Swap, Traffic, verify,
 };
 use crate::digest::{Digest, Hasher};
@@ -259,7 +260,7 @@ impl Store for Directory {
         Ok(object)
     }
 
-    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Vec<u8>, StoreError> {
+    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Bytes, StoreError> {
         self.counters.request();
         let read = || {
             let (file, stamp) = self.root.open_file(key)?;
@@ -267,9 +268,9 @@ impl Store for Directory {
             if end.is_none_or(|end| end > stamp.size) {
                 return Err(Reason::Short { start, size });
             }
-            let mut bytes = vec![0; size];
+            let mut bytes = Room::new(size)?;
             match file.read_exact_at(&mut bytes, start) {
-                Ok(()) => Ok(bytes),
+                Ok(()) => Ok(bytes.freeze()),
                 // It was cut since.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                     Err(Reason::Short { start, size })

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
+
 use super::{
     Action, Body, Conditions, Counters, Entry, Etag, Expected, Listed, Object, Reason, Store,
     StoreError, Swap, Traffic, verify,
@@ -92,7 +94,7 @@ impl Store for Memory {
         })
     }
 
-    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Vec<u8>, StoreError> {
+    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Bytes, StoreError> {
         self.counters.request();
         let failed = |reason| self.error(Action::Read, key, reason);
         let state = self.state();
@@ -105,7 +107,7 @@ impl Store for Memory {
             .and_then(|start| held.bytes.get(start..start.checked_add(size)?));
         let bytes = range.ok_or_else(|| failed(Reason::Short { start, size }))?;
         self.counters.read(size);
-        Ok(bytes.to_vec())
+        Ok(Bytes::copy_from_slice(bytes))
     }
 
     fn put(&self, key: &TreePath, body: Body<'_>, digest: &Digest) -> Result<Etag, StoreError> {

@@ -30,8 +30,8 @@ use self::retry::Tries;
 pub use self::settings::{Access, AccessKeys, S3Settings, SecretError};
 use super::error::MAX_KEY;
 use super::{
-    Action, Body, Conditions, Counters, Entry, Etag, Expected, Listed, Object, Reason, Server,
-    Store, StoreError, Swap, Traffic,
+    Action, Body, Conditions, Counters, Entry, Etag, Expected, Listed, Object, Reason, Room,
+    Server, Store, StoreError, Swap, Traffic,
 };
 use crate::digest::Digest;
 use crate::path::TreePath;
@@ -184,8 +184,21 @@ impl S3 {
     }
 
     /// The body of an answer, if it has at most `limit` bytes; an error when it keeps silent.
-    async fn body(&self, mut body: ByteStream, limit: u64) -> Result<Vec<u8>, Fault> {
+    async fn body(&self, body: ByteStream, limit: u64) -> Result<Vec<u8>, Fault> {
         let mut bytes = Vec::new();
+        self.pieces(body, limit, |piece| bytes.extend_from_slice(piece))
+            .await?;
+        Ok(bytes)
+    }
+
+    /// Gives the body of an answer to `each`, as long as it has at most `limit` bytes.
+    async fn pieces(
+        &self,
+        mut body: ByteStream,
+        limit: u64,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), Fault> {
+        let mut came = 0;
         loop {
             let next = tokio::time::timeout(self.timeout, body.try_next()).await;
             let piece = match next {
@@ -193,12 +206,13 @@ impl S3 {
                 Ok(piece) => piece.map_err(|error| Fault::broken(&error))?,
             };
             let Some(piece) = piece else {
-                return Ok(bytes);
+                return Ok(());
             };
-            if (bytes.len() + piece.len()) as u64 > limit {
+            came += piece.len() as u64;
+            if came > limit {
                 return Err(Fault::new(Reason::TooLarge { limit }, Again::Never));
             }
-            bytes.extend_from_slice(&piece);
+            each(&piece);
         }
     }
 
@@ -215,13 +229,12 @@ impl S3 {
         &self,
         action: Action,
         key: &TreePath,
-        bytes: Vec<u8>,
+        bytes: &Bytes,
         digest: &Digest,
         expected: Option<Expected<'_>>,
     ) -> Result<Result<Etag, Fault>, StoreError> {
         let full = self.full(action, key)?;
         let size = bytes.len() as u64;
-        let bytes = Bytes::from(bytes);
         let checksum = BASE64.encode(digest.as_bytes());
         let put = self.fallible(async || {
             let request = self.connection.client.put_object();
@@ -230,7 +243,7 @@ impl S3 {
                 Some(Expected::Absent) => request.if_none_match("*"),
                 Some(Expected::At(etag)) => request.if_match(etag.as_str()),
             };
-            let (body, progress) = observed(&bytes, self.connection.is_plain());
+            let (body, progress) = observed(bytes, self.connection.is_plain());
             let send = request
                 .bucket(&self.bucket)
                 .key(&full)
@@ -277,7 +290,7 @@ impl Store for S3 {
         Ok(object)
     }
 
-    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Vec<u8>, StoreError> {
+    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Bytes, StoreError> {
         let full = self.full(Action::Read, key)?;
         let short = || Reason::Short { start, size };
         let Some(last) = start
@@ -285,12 +298,12 @@ impl Store for S3 {
             .and_then(|end| end.checked_sub(1))
         else {
             return match size {
-                0 => Ok(Vec::new()),
+                0 => Ok(Bytes::new()),
                 _ => Err(self.error(Action::Read, key.as_str(), short())),
             };
         };
         if size == 0 {
-            return Ok(Vec::new());
+            return Ok(Bytes::new());
         }
         let bytes = self.run(Action::Read, key.as_str(), async || {
             let request = self.connection.client.get_object();
@@ -318,12 +331,21 @@ impl Store for S3 {
                 };
                 return Err(Fault::new(reason, Again::Never));
             }
-            let bytes = self.body(got.body, size as u64).await?;
-            if bytes.len() != size {
-                let sent = format!("{} of {size} bytes came", bytes.len());
+            let mut bytes =
+                Room::new(size).map_err(|error| Fault::new(error.into(), Again::Never))?;
+            let mut came = 0;
+            self.pieces(got.body, size as u64, |piece| {
+                if let Some(place) = bytes.get_mut(came..came + piece.len()) {
+                    place.copy_from_slice(piece);
+                }
+                came += piece.len();
+            })
+            .await?;
+            if came != size {
+                let sent = format!("{came} of {size} bytes came");
                 return Err(Fault::new(Reason::Broken(sent), Again::Later));
             }
-            Ok(bytes)
+            Ok(bytes.freeze())
         })?;
         self.counters.read(size);
         Ok(bytes)
@@ -336,8 +358,8 @@ impl Store for S3 {
         }
         let _room = self.room(size);
         let failed = |reason| self.error(Action::Write, key.as_str(), reason);
-        let bytes = body.to_vec().map_err(failed)?;
-        self.put_small(Action::Write, key, bytes, digest, None)?
+        let bytes = body.to_bytes().map_err(failed)?;
+        self.put_small(Action::Write, key, &bytes, digest, None)?
             .map_err(|fault| failed(fault.reason))
     }
 
@@ -351,7 +373,7 @@ impl Store for S3 {
         let put = self.put_small(
             Action::Write,
             key,
-            bytes.to_vec(),
+            &Bytes::copy_from_slice(bytes),
             &Digest::of(bytes),
             Some(expected),
         )?;
@@ -460,7 +482,7 @@ impl Store for S3 {
         let put = self.put_small(
             Action::Write,
             key,
-            bytes.to_vec(),
+            &Bytes::copy_from_slice(bytes),
             &Digest::of(bytes),
             Some(Expected::Absent),
         )?;

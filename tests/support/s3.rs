@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -38,11 +39,19 @@ pub(crate) struct S3Server {
     endpoint: String,
     root: tempfile::TempDir,
     log: Log,
+    bodies: Arc<Bodies>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 type Log = Arc<Mutex<Vec<Request>>>;
+
+/// Bytes of requests that were announced and not answered yet, and the most that ever were.
+#[derive(Debug, Default)]
+struct Bodies {
+    now: AtomicU64,
+    most: AtomicU64,
+}
 
 /// What kind of server it is.
 #[derive(Default)]
@@ -154,10 +163,10 @@ impl S3Server {
             }
             builder.build()
         };
-        let log = Log::default();
+        let (log, bodies) = (Log::default(), Arc::<Bodies>::default());
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn({
-            let log = Arc::clone(&log);
+            let (log, bodies) = (Arc::clone(&log), Arc::clone(&bodies));
             move || {
                 let runtime = tokio::runtime::Builder::new_current_thread()
                     .enable_all()
@@ -166,7 +175,7 @@ impl S3Server {
                 runtime.block_on(async {
                     let listener = TcpListener::from_std(listener).expect("a runtime");
                     tokio::select! {
-                        () = serve(listener, nature.tls, service, log) => {}
+                        () = serve(listener, nature.tls, service, (log, bodies)) => {}
                         _ = stopped => {}
                     }
                 });
@@ -182,6 +191,7 @@ impl S3Server {
             endpoint,
             root,
             log,
+            bodies,
             stop: Some(stop),
             thread: Some(thread),
         }
@@ -222,6 +232,11 @@ impl S3Server {
         ]
     }
 
+    /// The most bytes of requests that it had at once: what clients had to have in hand.
+    pub(crate) fn most_bytes_at_once(&self) -> u64 {
+        self.bodies.most.load(Ordering::SeqCst)
+    }
+
     /// What it was asked since the last call.
     pub(crate) fn take_requests(&self) -> Vec<Request> {
         std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
@@ -240,16 +255,19 @@ impl Drop for S3Server {
     }
 }
 
-async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: S3Service, log: Log) {
+/// What is written down of requests.
+type Notes = (Log, Arc<Bodies>);
+
+async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: S3Service, notes: Notes) {
     while let Ok((socket, _)) = listener.accept().await {
         socket.set_nodelay(true).ok();
-        let (service, log) = (service.clone(), Arc::clone(&log));
+        let (service, notes) = (service.clone(), notes.clone());
         // A client that goes away, or does not trust us, is none of our business.
         match tls.clone() {
-            None => drop(tokio::spawn(answer(socket, service, log))),
+            None => drop(tokio::spawn(answer(socket, service, notes))),
             Some(tls) => drop(tokio::spawn(async move {
                 if let Ok(socket) = tls.accept(socket).await {
-                    answer(socket, service, log).await;
+                    answer(socket, service, notes).await;
                 }
             })),
         }
@@ -259,18 +277,21 @@ async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: S3Servi
 async fn answer(
     socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     service: S3Service,
-    log: Log,
+    notes: Notes,
 ) {
     let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-        let (service, log) = (service.clone(), Arc::clone(&log));
+        let (service, (log, bodies)) = (service.clone(), notes.clone());
         async move {
             let mut seen = see(&request);
+            let now = bodies.now.fetch_add(seen.sent, Ordering::SeqCst) + seen.sent;
+            bodies.most.fetch_max(now, Ordering::SeqCst);
             let answer = service.call(request.map(Body::from)).await;
             let answer = answer.unwrap_or_else(|error| {
                 let mut failed = hyper::Response::new(Body::from(format!("{error:?}")));
                 *failed.status_mut() = hyper::StatusCode::INTERNAL_SERVER_ERROR;
                 failed
             });
+            bodies.now.fetch_sub(seen.sent, Ordering::SeqCst);
             seen.received = length(answer.headers());
             seen.status = answer.status().as_u16();
             log.lock()

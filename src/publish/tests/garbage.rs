@@ -106,7 +106,7 @@ fn assert_whole(store: &dyn Store, name: &str) {
 fn a_sweep_takes_nothing_from_a_publisher() {
     let memory = Memory::new();
     let world = garbage_that_is_needed(&memory);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let (world, memory) = (&world, &memory);
         let (tell, told) = std::sync::mpsc::channel();
         let publisher = scope.spawn(move || {
@@ -123,7 +123,7 @@ fn a_sweep_takes_nothing_from_a_publisher() {
                 tell.send(()).unwrap();
                 let late = key("refs/late.json").unwrap();
                 while memory.get(&late, 1 << 20).is_err() {
-                    std::thread::sleep(Duration::from_millis(5));
+                    thread::sleep(Duration::from_millis(5));
                 }
             }
         });
@@ -206,7 +206,7 @@ impl Store for Hooked<'_> {
         self.inner.get(key, limit)
     }
 
-    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Vec<u8>, StoreError> {
+    fn get_range(&self, key: &TreePath, start: u64, size: usize) -> Result<Bytes, StoreError> {
         self.inner.get_range(key, start, size)
     }
 

@@ -24,7 +24,7 @@ const PARTS_AT_ONCE: usize = 4;
 /// A piece of the object, which holds its share of the memory.
 struct Part<'a> {
     number: i32,
-    bytes: Vec<u8>,
+    bytes: Bytes,
     _room: SemaphorePermit<'a>,
 }
 
@@ -86,7 +86,7 @@ impl S3 {
             let piece = body.slice(offset, part.min(size - offset));
             let room = self.room(piece.size());
             let bytes = piece
-                .to_vec()
+                .to_bytes()
                 .map_err(|reason| self.error(Action::Write, key.as_str(), reason))?;
             if let Ok(mut whole) = whole.lock() {
                 whole.update(&bytes);
@@ -125,7 +125,6 @@ impl S3 {
             _room,
         } = part;
         let checksum = BASE64.encode(Digest::of(&bytes).as_bytes());
-        let bytes = Bytes::from(bytes);
         let sent = self.run(Action::Write, key.as_str(), async || {
             let (body, progress) = observed(&bytes, self.connection.is_plain());
             let send = self
