@@ -231,6 +231,35 @@ fn the_layout_of_adapters_is_told_to_have_answers() {
 }
 
 #[test]
+fn a_store_without_a_release_is_not_whole() {
+    let project = ProjectBuilder::new().build();
+    let server = S3Server::start();
+    let run = |args: &[&str]| {
+        let mut command = project.invoke(args.iter().copied());
+        for (name, value) in server.env() {
+            command = command.env(name, value);
+        }
+        command.run()
+    };
+    // Mistyped, as likely as not.
+    let listed = run(&["ls", "s3://bucket/nowhere"]).assert_code(0);
+    assert!(
+        listed.stdout.contains("no release in s3://bucket/nowhere"),
+        "{listed}"
+    );
+    let verified = run(&["verify", "s3://bucket/nowhere"]).assert_code(3);
+    assert!(
+        verified
+            .stderr
+            .contains("no release in s3://bucket/nowhere"),
+        "{verified}"
+    );
+    let pulled = run(&["pull", "s3://bucket/nowhere", "-o", "out"]).assert_code(3);
+    assert!(pulled.stderr.contains("no ref 'latest'"), "{pulled}");
+    assert!(!project.path("out").exists());
+}
+
+#[test]
 fn what_can_not_be_pulled_is_said() {
     let project = with_release(&many(4));
     publish(&project, "store", "v1");

@@ -696,6 +696,11 @@ fn s3_tells_what_is_wrong() {
         .unwrap();
     let closed = ask(BUCKET, endpoint(&format!("http://{free}")));
     assert_reason(closed, |r| matches!(r, Reason::Unreachable(_)));
+    // TLS, with a server that has none.
+    let plain = server.endpoint().replace("http://", "https://");
+    assert_reason(ask(BUCKET, endpoint(&plain)), |r| {
+        matches!(r, Reason::NotS3(_))
+    });
     let nowhere = ask(BUCKET, endpoint("http://no-such-host.invalid"));
     assert_reason(nowhere, |r| matches!(r, Reason::Unreachable(_)));
     for text in [

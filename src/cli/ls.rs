@@ -10,6 +10,7 @@ use super::store;
 use super::ui::{Cell, Ink, Table, count, size};
 use crate::bundle::{Fault, RefName};
 use crate::diag::Diagnostics;
+use crate::escape;
 use crate::publish::{CaseRow, Remote, Which, cases};
 use crate::store::Purpose;
 
@@ -62,8 +63,16 @@ fn refs(remote: Remote<'_>, context: &Context) -> Result<Outcome, (Exit, Failure
             }
         }
     }
+    let fields_empty = fields.is_empty();
     let mut outcome = Outcome::of(Diagnostics::default()).field("refs", fields);
-    outcome.text = table.show(context.look.color_out);
+    outcome.text = if fields_empty {
+        format!(
+            "There is no release in {}.\n",
+            escape::line(&remote.store.show(""))
+        )
+    } else {
+        table.show(context.look.color_out)
+    };
     let Some((first, bad)) = first_bad else {
         return Ok(outcome);
     };

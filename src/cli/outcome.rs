@@ -96,11 +96,18 @@ impl Failure {
 
     /// `error` and everything that it came from.
     pub(crate) fn from_error(error: &dyn Error, help: impl Into<String>) -> Self {
-        let mut failure = Self::new(error.to_string(), help);
+        let mut letters = error.to_string();
+        if let Some(first) = letters.chars().next() {
+            letters.replace_range(..first.len_utf8(), &first.to_uppercase().to_string());
+        }
+        let mut failure = Self::new(letters, help);
         let mut source = error.source();
         while let Some(cause) = source {
             failure.causes.push(cause.to_string());
             source = cause.source();
+        }
+        if !failure.message.ends_with(['.', '!', '?']) && failure.causes.is_empty() {
+            failure.message.push('.');
         }
         failure
     }

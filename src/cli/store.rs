@@ -38,9 +38,11 @@ fn settings(args: &S3Args, context: &Context) -> Result<S3Settings, (Exit, Failu
         })?,
         None => S3Settings::default(),
     };
-    settings.endpoint = args.s3_endpoint.clone().or(settings.endpoint);
-    settings.region = args.s3_region.clone().or(settings.region);
-    settings.profile = args.s3_profile.clone().or(settings.profile);
+    // Manifests set variables that are empty to say nothing.
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    settings.endpoint = given(&args.s3_endpoint).or(settings.endpoint);
+    settings.region = given(&args.s3_region).or(settings.region);
+    settings.profile = given(&args.s3_profile).or(settings.profile);
     settings.path_style = args.s3_path_style.or(settings.path_style);
     settings.ca_bundle = args
         .s3_ca_bundle
@@ -114,15 +116,7 @@ pub(super) fn told(error: &PublishError) -> (Exit, Failure) {
         PublishError::Stopped => Exit::Interrupted,
         _ => Exit::System,
     };
-    let mut failure = Failure::from_error(error, error.help());
-    let mut letters = failure.message.chars();
-    if let Some(first) = letters.next() {
-        failure.message = first.to_uppercase().chain(letters).collect();
-    }
-    if !failure.message.ends_with(['.', '!', '?']) && failure.causes.is_empty() {
-        failure.message.push('.');
-    }
-    (exit, failure)
+    (exit, Failure::from_error(error, error.help()))
 }
 
 /// An outcome that is a failure and nothing else.

@@ -30,8 +30,9 @@ pub(super) fn run(args: &Verify, context: &Context) -> Outcome {
     let Some(out) = build_at(&given) else {
         let failure = Failure::new(
             format!("{shown} is no output directory of casepack."),
-            "Name the directory that was given to `casepack build -o`; it holds a directory \
-             .casepack with what was recorded.",
+            "Name the directory that was given to `casepack build -o`, which holds a directory \
+             .casepack with what was recorded; or a store: s3://BUCKET/PREFIX, or the directory \
+             that releases were published to.",
         );
         return Outcome::of(diags).failed(Exit::Usage, failure);
     };

@@ -208,7 +208,7 @@ impl Reason {
     fn help(&self) -> String {
         match self {
             Self::NotFound => {
-                "Look at what the store holds with 'casepack ls', and check the prefix of its URL."
+                "Look at what the store holds with `casepack ls`, and check the prefix of its URL."
             }
             Self::TooLarge { .. } | Self::TooMany { .. } => {
                 "Is this a store that casepack wrote? Check its URL."
@@ -218,14 +218,14 @@ impl Reason {
                 "A file changed while it was read, or was damaged on its way: try again."
             }
             Self::NoDirectory => {
-                "Check the path; 'casepack publish' makes the directory of a store."
+                "Check the path; `casepack publish` makes the directory of a store."
             }
             Self::ReservedKey => "Rename the file.",
             Self::NoLock(_) => "Use a directory on a local disk, or an S3 store.",
             Self::Source(_) => {
                 "Check the disk that the file is on; it may have been changed: try again."
             }
-            Self::Settings(_) => "Mend the setting.",
+            Self::Settings(_) => "Correct the flag, the variable or the profile that says it.",
             Self::NoCredentials(_) => {
                 "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, a web identity or \
                  --s3-secret-dir; for a public store use --s3-anonymous."
@@ -261,7 +261,8 @@ impl Reason {
                 "Give the file with the authority's certificate as AWS_CA_BUNDLE or --s3-ca-bundle."
             }
             Self::NotS3(_) => {
-                "Check the endpoint: it is the URL of the server's S3 API, not of its console."
+                "Check the endpoint: it is the URL of the server's S3 API, not of its console, and \
+                 http:// or https:// as the server speaks."
             }
             Self::Timeout(_) | Self::Broken(_) | Self::Unavailable(_) => {
                 "Try again; what was done is kept. If it stays so, look at the store's health."
@@ -271,7 +272,7 @@ impl Reason {
             }
             Self::LongKey(_) => "Use a shorter prefix, or shorter names.",
             Self::Refused(_) => "What the store says is the reason; ask whoever runs it.",
-            Self::NoConditions => "Use '--force' when nobody else publishes under this name.",
+            Self::NoConditions => "Use --force when nobody else publishes under this name.",
             Self::Read(_) | Self::Io(_) => {
                 "Check that the directory can be read and written, and the space that is left."
             }

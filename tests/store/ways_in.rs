@@ -192,6 +192,37 @@ fn profiles_say_who_and_where() {
     // The default profile has other keys; the region is its own.
     let wrong = ls(&project, &files, &["--s3-endpoint", endpoint]).assert_code(3);
     assert!(wrong.stdout.contains("credentials"), "{wrong}");
+    // Who names a profile means it, whatever keys the environment has.
+    let others = [
+        files[0],
+        files[1],
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "y"),
+    ];
+    found(ls(&project, &others, &["--s3-profile", "other"]));
+    let right = [
+        files[0],
+        files[1],
+        ("AWS_ACCESS_KEY_ID", &id),
+        ("AWS_SECRET_ACCESS_KEY", &secret),
+        ("AWS_REGION", "us-east-1"),
+    ];
+    let empty = [
+        "--s3-profile",
+        "",
+        "--s3-endpoint",
+        endpoint,
+        "--s3-region",
+        "",
+    ];
+    found(ls(&project, &right, &empty));
+    let lost = ls(
+        &project,
+        &right,
+        &["--s3-profile", "none", "--s3-endpoint", endpoint],
+    );
+    let lost = lost.assert_code(3);
+    assert!(lost.stdout.contains("`none` was not defined"), "{lost}");
     // In the home directory, where the tools look by themselves.
     let home = project.path(".");
     project.write(".aws/config", project.read("aws/config"));

@@ -37,6 +37,14 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
     let mut releases = BTreeMap::new();
     let refs = remote.refs().map_err(failed)?;
     let number = refs.len();
+    if number == 0 {
+        // A mistyped prefix is not whole.
+        let failure = Failure::new(
+            format!("There is no release in {}.", opened.show("")),
+            "Check the URL: `casepack publish` prints that of a store.",
+        );
+        return Err((Exit::System, failure));
+    }
     for named in refs {
         match named.release {
             Ok(release) => {

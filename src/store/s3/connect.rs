@@ -6,7 +6,9 @@ use std::time::Duration;
 use aws_config::environment::region::EnvironmentVariableRegionProvider;
 use aws_config::imds::region::ImdsRegionProvider;
 use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::profile::region::ProfileFileRegionProvider;
+use aws_config::provider_config::ProviderConfig;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_s3::Client;
@@ -35,9 +37,21 @@ pub(super) struct Connection {
     /// The server's URL, when it is not AWS.
     pub(super) endpoint: Option<String>,
     pub(super) region: String,
-    /// The profile that was asked for, in the AWS configuration files.
-    profile: Option<String>,
+    profile: Option<Profile>,
     config: SdkConfig,
+}
+
+/// A profile that was asked for, in the AWS configuration files.
+struct Profile {
+    name: String,
+    config: ProviderConfig,
+}
+
+impl Profile {
+    fn credentials(&self) -> ProfileFileCredentialsProvider {
+        let provider = ProfileFileCredentialsProvider::builder().configure(&self.config);
+        provider.profile_name(&self.name).build()
+    }
 }
 
 /// Without what the SDK shows of credentials.
@@ -59,20 +73,33 @@ impl Connection {
         }
         let region = RegionProviderChain::first_try(settings.region.clone().map(Region::new))
             .or_else(EnvironmentVariableRegionProvider::new())
-            .or_else(profile.build());
+            .or_else(profile.build())
+            .region()
+            .await;
+        let http_client = http_client(settings)?;
         let mut loader = aws_config::defaults(BehaviorVersion::latest())
-            .http_client(http_client(settings)?)
-            .region(region);
+            .http_client(http_client.clone())
+            .region(region.clone());
         if let Some(profile) = &settings.profile {
             loader = loader.profile_name(profile);
         }
         if let Some(endpoint) = &settings.endpoint {
             loader = loader.endpoint_url(checked_endpoint(endpoint)?);
         }
-        loader = match &settings.access {
-            Access::Chain => loader,
-            Access::Anonymous => loader.no_credentials(),
-            Access::Keys(keys) => loader.credentials_provider(Credentials::new(
+        // As with the AWS tools, who names a profile means it, whatever the environment has.
+        let named = settings.profile.clone();
+        let named = named.filter(|_| settings.access == Access::Chain);
+        let profile = named.map(|name| Profile {
+            name,
+            config: ProviderConfig::default()
+                .with_http_client(http_client)
+                .with_region(region),
+        });
+        loader = match (&settings.access, &profile) {
+            (Access::Chain, Some(profile)) => loader.credentials_provider(profile.credentials()),
+            (Access::Chain, None) => loader,
+            (Access::Anonymous, _) => loader.no_credentials(),
+            (Access::Keys(keys), _) => loader.credentials_provider(Credentials::new(
                 &keys.id,
                 &keys.secret,
                 keys.session.clone(),
@@ -109,7 +136,7 @@ impl Connection {
             client: Client::from_conf(s3.build()),
             endpoint,
             region: region.to_string(),
-            profile: settings.profile.clone(),
+            profile,
             config,
         })
     }
@@ -122,11 +149,17 @@ impl Connection {
 
     /// Why there are no credentials; `None`: there are some, or none are wanted.
     pub(super) async fn why_no_credentials(&self) -> Option<Reason> {
-        let provider = self.config.credentials_provider()?;
-        let error = provider.provide_credentials().await.err()?;
+        let asked = if let Some(profile) = &self.profile {
+            // The provider that failed does not say twice why.
+            profile.credentials().provide_credentials().await
+        } else {
+            let provider = self.config.credentials_provider()?;
+            provider.provide_credentials().await
+        };
+        let error = asked.err()?;
         let why = super::fault::chain(&error);
         Some(if is_about_login(&why) {
-            let profile = self.profile.clone();
+            let profile = self.profile.as_ref().map(|profile| profile.name.clone());
             Reason::NotLoggedIn { why, profile }
         } else {
             Reason::NoCredentials(why)
@@ -165,7 +198,7 @@ fn checked_endpoint(text: &str) -> Result<&str, Reason> {
     let odd = |c: char| c.is_whitespace() || c.is_control() || "?#@\\".contains(c);
     if host.is_empty() || text.contains(odd) {
         return Err(Reason::Settings(format!(
-            "'{text}' is no URL of a server: write http://HOST:PORT or https://HOST"
+            "the endpoint '{text}' is no URL of a server: write http://HOST:PORT or https://HOST"
         )));
     }
     Ok(text)

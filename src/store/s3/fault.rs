@@ -109,6 +109,9 @@ impl Fault {
                 let connecting = why.contains("(Connect)") || why.contains("connect timeout");
                 let (reason, again) = if why.contains("certificate") {
                     (Reason::Untrusted(why), Again::Never)
+                } else if why.contains("received corrupt message") {
+                    // What answers is no TLS.
+                    (Reason::NotS3(why), Again::Soon)
                 } else if connecting {
                     (Reason::Unreachable(why), Again::Later)
                 } else if !why.contains("client error")
