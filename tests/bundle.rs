@@ -254,9 +254,53 @@ fn a_store_without_a_release_is_not_whole() {
             .contains("no release in s3://bucket/nowhere"),
         "{verified}"
     );
+    let collected = run(&["gc", "s3://bucket/nowhere", "--write"]).assert_code(3);
+    assert!(
+        collected
+            .stderr
+            .contains("no release in s3://bucket/nowhere"),
+        "{collected}"
+    );
+    assert!(server.take_requests().iter().all(|it| it.method == "GET"));
     let pulled = run(&["pull", "s3://bucket/nowhere", "-o", "out"]).assert_code(3);
     assert!(pulled.stderr.contains("no ref 'latest'"), "{pulled}");
     assert!(!project.path("out").exists());
+}
+
+#[test]
+fn what_sends_nothing_makes_nothing() {
+    let project = with_release(&many(3));
+    project.write("plain/eval.yaml", "name: x\ndataset: {path: cases}\n");
+    project.write("plain/cases/a/input.yaml", "a: 1\n");
+    let before = project.tree(".");
+    let plain = ["--from", "plain", "--layout", "evalhub-testdata"];
+    for (args, code, says) in [
+        (
+            vec!["--from", "bundle", "--dry-run"],
+            0,
+            "Would send 9 blobs",
+        ),
+        (vec!["--dry-run"], 0, "Would send 2 objects"),
+        (vec!["--from", "nothing"], 3, "no such directory"),
+        (
+            vec!["--from", "plain"],
+            3,
+            "There is no release of a build in",
+        ),
+        (vec!["nothing"], 1, "does not exist"),
+        (vec!["--from", "bundle", "plain"], 2, "cannot be used with"),
+        (vec!["--from", "bundle", "--tag", "a b"], 2, "--tag"),
+    ] {
+        let mut all = vec!["publish", "new/store"];
+        if args == ["--dry-run"] {
+            all.extend(plain);
+        }
+        all.extend(args);
+        let outcome = project.casepack(all).assert_code(code);
+        let told = format!("{}{}", outcome.stdout, outcome.stderr);
+        assert!(told.contains(says), "{outcome}");
+        assert_eq!(project.tree("."), before, "{outcome}");
+    }
 }
 
 #[test]

@@ -27,6 +27,14 @@ fn pass(args: &Gc, context: &Context) -> Result<Outcome, (Exit, Failure)> {
         write: args.write,
     };
     let done = collect(remote, pass).map_err(|error| store::told(&error))?;
+    if done.needed.0 + done.named.0 + done.removed.0 == 0 {
+        // Mistyped, as likely as not: then garbage stays for ever.
+        let failure = Failure::new(
+            format!("There is no release in {}.", store.show("")),
+            "Check the URL: `casepack publish` prints that of a store.",
+        );
+        return Err((Exit::System, failure));
+    }
     let blobs = |(number, bytes): (u64, u64)| {
         format!("{} ({})", count(number, "blob", "blobs"), size(bytes))
     };

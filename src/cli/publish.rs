@@ -17,8 +17,8 @@ use crate::bundle::{RefName, Release};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
 use crate::plan::Summary;
-use crate::publish::{Push, Pushed, Remote, Which, push};
-use crate::store::{Directory, Purpose, Store};
+use crate::publish::{PublishError, Push, Pushed, Remote, Which, push};
+use crate::store::{Directory, Store};
 use crate::target::Target;
 use crate::target::evalhub::Layout;
 
@@ -32,8 +32,11 @@ pub(super) fn run(args: &Publish, context: &Context) -> Outcome {
         PublishLayout::AgentEval => return plain::run(args, Layout::AgentEval, context),
     }
     let mut diags = Diagnostics::new(args.input.levels.levels_to_ship());
-    // Before anything is built: a wrong address is told at once.
-    let store = match store::open(&args.dest, &args.s3, context, Purpose::Write) {
+    let open = || store::open_to_write(&args.dest, &args.s3, context, args.publishing.dry_run);
+    // Before anything is built: a wrong address is told at once. A directory is made when there is
+    // something to go there.
+    let open_now = !store::is_to_be_made(&args.dest, context);
+    let store = match open_now.then(open).transpose() {
         Ok(store) => store,
         Err((exit, failure)) => return Outcome::of(diags).failed(exit, failure),
     };
@@ -44,8 +47,16 @@ pub(super) fn run(args: &Publish, context: &Context) -> Outcome {
             Err(end) => return end(diags),
         },
     };
-    match send(args, context, &*store, &from, &mut diags) {
-        Ok((release, pushed)) => told(args, &*store, &release, &pushed, diags),
+    let sent = built(&from).and_then(|release| {
+        let store = match store {
+            Some(store) => store,
+            None => open()?,
+        };
+        let pushed = send(args, context, &*store, (&from, &release), &mut diags)?;
+        Ok((store, release, pushed))
+    });
+    match sent {
+        Ok((store, release, pushed)) => told(args, &*store, &release, &pushed, diags),
         Err((exit, failure)) => Outcome::of(diags).failed(exit, failure),
     }
 }
@@ -89,16 +100,15 @@ fn send(
     args: &Publish,
     context: &Context,
     store: &dyn Store,
-    from: &Path,
+    (from, release): (&Path, &Release),
     diags: &mut Diagnostics,
-) -> Result<(Release, Pushed), (Exit, Failure)> {
+) -> Result<Pushed, (Exit, Failure)> {
     let publishing = &args.publishing;
-    let release = built(from)?;
     let tag = tag(args);
     let progress = Progress::new(&context.look);
     let push_it = Push {
         from,
-        release: &release,
+        release,
         remote: Remote::new(store, None).map_err(|error| store::told(&error))?,
         reference: &tag,
         force: args.destination.force,
@@ -118,7 +128,7 @@ fn send(
             .help("Let one publisher at a time move a tag, or use one tag for each."),
         );
     }
-    Ok((release, pushed))
+    Ok(pushed)
 }
 
 /// What the release is to be called.
@@ -130,9 +140,19 @@ fn tag(args: &Publish) -> RefName {
 /// The release that a build has made.
 fn built(from: &Path) -> Result<Release, (Exit, Failure)> {
     let local = Directory::open(from).map_err(|error| store::told(&error.into()))?;
-    Remote::new(&local, None)
-        .and_then(|remote| remote.release(&Which::Ref(RefName::latest())))
-        .map_err(|error| store::told(&error))
+    let release =
+        Remote::new(&local, None).and_then(|remote| remote.release(&Which::Ref(RefName::latest())));
+    release.map_err(|error| match error {
+        PublishError::Refused { .. } => {
+            let failure = Failure::new(
+                format!("There is no release of a build in {}.", from.display()),
+                "--from takes the directory `bundle` in the output of `casepack build --target \
+                 bundle`.",
+            );
+            (Exit::System, failure)
+        }
+        error => store::told(&error),
+    })
 }
 
 fn told(

@@ -9,7 +9,7 @@ use super::outcome::{Failure, Outcome};
 use crate::bundle::Release;
 use crate::diag::Diagnostics;
 use crate::publish::{PublishError, Remote, Which};
-use crate::store::{Access, Purpose, S3Settings, Store, StoreUrl};
+use crate::store::{Access, Memory, Purpose, S3Settings, Store, StoreUrl};
 
 /// Opens the store.
 pub(super) fn open(
@@ -25,6 +25,29 @@ pub(super) fn open(
     let url = url.clone().absolute(&context.machine.cwd);
     crate::store::open(&url, &settings, purpose)
         .map_err(|error| (Exit::System, Failure::from_error(&error, error.help())))
+}
+
+/// Opens the store that something is published to. A dry run makes no directory: one that is not
+/// there is a store without anything in it.
+pub(super) fn open_to_write(
+    url: &StoreUrl,
+    args: &S3Args,
+    context: &Context,
+    dry_run: bool,
+) -> Result<Box<dyn Store>, (Exit, Failure)> {
+    match dry_run {
+        true if is_to_be_made(url, context) => Ok(Box::new(Memory::new())),
+        true => open(url, args, context, Purpose::Read),
+        false => open(url, args, context, Purpose::Write),
+    }
+}
+
+/// Whether the store is a directory that is not there yet.
+pub(super) fn is_to_be_made(url: &StoreUrl, context: &Context) -> bool {
+    match url.clone().absolute(&context.machine.cwd) {
+        StoreUrl::Directory(path) => path.symlink_metadata().is_err(),
+        StoreUrl::S3 { .. } => false,
+    }
 }
 
 /// Flags first, then the mounted secret, then the environment; the rest is up to the standard

@@ -76,7 +76,12 @@ pub(crate) struct Publishing {
     #[arg(long, value_name = "NAME", env = "CASEPACK_TAG", value_parser = reference)]
     pub(crate) tag: Option<RefName>,
     /// A directory with a release that was built before, which is sent as it is
-    #[arg(long, value_name = "DIR", env = "CASEPACK_FROM")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "CASEPACK_FROM",
+        conflicts_with = "path"
+    )]
     pub(crate) from: Option<PathBuf>,
     /// Say what would be sent, and send nothing
     #[arg(long, env = "CASEPACK_DRY_RUN", value_parser = FalseyValueParser::new())]

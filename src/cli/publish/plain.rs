@@ -14,7 +14,7 @@ use crate::digest::Digest;
 use crate::escape;
 use crate::fs::Root;
 use crate::publish::{Plain, PlainPushed, survey};
-use crate::store::{Purpose, StoreUrl};
+use crate::store::StoreUrl;
 use crate::target::Target;
 use crate::target::evalhub::{self, CASES, Layout};
 use crate::tree::Tree;
@@ -140,7 +140,7 @@ fn send(
     (parent, name): (&StoreUrl, &str),
     diags: &mut Diagnostics,
 ) -> Result<Option<(PlainPushed, u64)>, (Exit, Failure)> {
-    let store = store::open(parent, &args.s3, context, Purpose::Write)?;
+    let store = store::open_to_write(parent, &args.s3, context, args.publishing.dry_run)?;
     let plain = Plain {
         store: &*store,
         name,
