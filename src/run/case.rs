@@ -227,7 +227,6 @@ impl Runner<'_> {
                     Status::Error
                 };
                 result.error = Some(kind);
-                result.reward = None;
                 messages.push(message);
             }
         }
@@ -532,7 +531,11 @@ impl Work<'_> {
             if self.package.strategy.is_some() {
                 result.steps.push(report);
             }
-            done?;
+            if let Err(failure) = done {
+                taken.pop();
+                self.reward_without_last(&failure, &taken, result, messages);
+                return Err(failure);
+            }
             let left = index + 1 < self.package.steps.len();
             // `on_failure: fail` of the dataset's step.
             let stops = self.runner.request.agent == Agent::Runner
@@ -561,6 +564,32 @@ impl Work<'_> {
             .map_err(|(kind, message)| Failure::NoVerdict(kind, message))?;
         result.reward = Some(reward);
         Ok(())
+    }
+
+    /// As in Harbor a step that got no verdict is left out of the mean. That is the case's reward, and
+    /// no verdict all the same.
+    fn reward_without_last(
+        &self,
+        failure: &Failure,
+        taken: &[BTreeMap<String, f64>],
+        result: &mut CaseResult,
+        messages: &mut Vec<String>,
+    ) {
+        use ErrorKind::{
+            RewardEmpty, RewardInvalid, RewardMissing, VerifierStart, VerifierTimeout,
+        };
+        let Failure::NoVerdict(
+            RewardEmpty | RewardInvalid | RewardMissing | VerifierStart | VerifierTimeout,
+            _,
+        ) = failure
+        else {
+            return;
+        };
+        if self.package.strategy == Some(Strategy::Mean) && !taken.is_empty() {
+            result.rewards = mean(taken);
+            result.reward = verdict::reward(&result.rewards).ok();
+            messages.push("The reward is the mean of the steps before, as in Harbor.".to_owned());
+        }
     }
 
     /// One turn of agent and verifier.

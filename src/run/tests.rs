@@ -758,6 +758,13 @@ fn steps_share_a_workspace() {
         .iter()
         .map(|(path, text)| (path.as_str(), text.as_str()))
         .collect();
+    let garbage: Vec<_> = files
+        .iter()
+        .map(|(path, text)| {
+            let spoilt = *path == "steps/two/tests/reward.json";
+            (*path, if spoilt { "{" } else { text })
+        })
+        .collect();
     for mode in modes() {
         let mut world = World::new(mode)
             .package("final", &toml("final", ""), &files, take)
@@ -769,15 +776,21 @@ fn steps_share_a_workspace() {
                 &files,
                 take,
             )
+            .package("spoilt", &toml("mean", ""), &garbage, take)
+            .package("spoilt-final", &toml("final", ""), &garbage, take)
             .agent("ls $LOGS/verifier 2>/dev/null; echo \"$1\" >> done");
         world.jobs = 2;
         let results = world.run();
         let rewards: Vec<_> = results.cases.iter().map(|case| case.reward).collect();
         assert_eq!(
             rewards,
-            [Some(1.0), Some(0.5), Some(0.5), Some(1.0)],
+            [Some(1.0), Some(0.5), Some(0.5), Some(1.0), Some(0.5), None],
             "{results:?}"
         );
+        for spoilt in &results.cases[4..] {
+            assert_eq!(spoilt.error, Some(ErrorKind::RewardInvalid));
+            assert_eq!((spoilt.status, spoilt.steps.len()), (Status::Error, 2));
+        }
         assert!((results.cases[1].rewards["x"] - 1.0 / 3.0).abs() < 1e-9);
         assert_eq!(
             world.read("final/workspace/done"),
