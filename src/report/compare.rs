@@ -122,10 +122,13 @@ pub fn strangeness(before: &RunResults, now: &RunResults) -> Vec<String> {
             let equal = known && case.package_digest == old.package_digest;
             (all + 1, same + usize::from(equal))
         });
-        told.push(format!(
-            "{} in both runs and compared; {same} of them on the same package.",
-            count(all, "case is", "cases are")
-        ));
+        told.push(match all {
+            0 => "No case is in both runs.".to_owned(),
+            _ => format!(
+                "{} in both runs and compared; {same} of them on the same package.",
+                count(all, "case is", "cases are")
+            ),
+        });
     }
     let measures = [
         (

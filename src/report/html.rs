@@ -174,9 +174,9 @@ fn thresholds(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
     writeln!(
         to,
         "<section aria-labelledby=\"bounds\">\n<h2 id=\"bounds\">Thresholds</h2>\n\
-         <div class=\"scroll\"><table>\n<thead><tr><th scope=\"col\">Judge</th>\
-         <th scope=\"col\">Bound</th><th scope=\"col\" class=\"n\">Limit</th>\
-         <th scope=\"col\" class=\"n\">Reached</th><th scope=\"col\"></th></tr></thead>\n<tbody>"
+         <div class=\"scroll\"><table>\n<thead><tr><th scope=\"col\">Status</th>\
+         <th scope=\"col\">Judge</th><th scope=\"col\">Bound</th>\
+         <th scope=\"col\" class=\"n\">Limit</th><th scope=\"col\" class=\"n\">Reached</th></tr></thead>\n<tbody>"
     )?;
     for bound in all {
         let (class, word) = if bound.met {
@@ -186,8 +186,8 @@ fn thresholds(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
         };
         writeln!(
             to,
-            "<tr><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
-             <td><span class=\"badge {class}\">{word}</span></td></tr>",
+            "<tr><td><span class=\"badge {class}\">{word}</span></td><td>{}</td><td>{}</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
             name(&bound.judge),
             name(&bound.rule),
             number(bound.limit),
@@ -219,12 +219,10 @@ fn compared(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
         writeln!(to, "<li class=\"{}\">{count} {what}</li>", change.name())?;
     }
     writeln!(to, "</ul>")?;
-    for told in strangeness(before, report.results) {
-        writeln!(
-            to,
-            "<p class=\"warning\">{}</p>",
-            escaped(cut(&told, 1000).0)
-        )?;
+    let told = strangeness(before, report.results).join(" ");
+    if !told.is_empty() {
+        let told = escaped(cut(&told, 1000).0);
+        writeln!(to, "<p class=\"warning\">{told}</p>")?;
     }
     if !changes.is_empty() {
         writeln!(

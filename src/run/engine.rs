@@ -72,7 +72,11 @@ pub(super) fn run(
     let child = command.spawn().map_err(failed)?;
     // The ends that only the child is to have.
     drop(command);
-    std::thread::spawn(move || pass_on(said, file));
+    let (open, shown) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        pass_on(said, file);
+        drop(open);
+    });
     let mut told = BTreeSet::new();
     let status = wait(child, request, || {
         let trials = trials(&dir.join(JOBS).join(JOB));
@@ -86,6 +90,8 @@ pub(super) fn run(
         }
     });
     let status = status.map_err(failed)?;
+    // Its last words; who else holds the pipe is not waited for.
+    shown.recv_timeout(LOOK).ok();
     let stopped = request.stop.load(Ordering::Relaxed);
     let trials = trials(&dir.join(JOBS).join(JOB));
     let results = request.packages.iter().map(|package| {
@@ -420,7 +426,7 @@ fn missing(package: &PackageRef, stopped: bool, status: ExitStatus) -> CaseResul
         let ended = if status.success() {
             String::new()
         } else {
-            format!(" It ended with {status}; what it printed tells why.")
+            format!(" It ended with {status}; {LOG} in the run's directory tells why.")
         };
         let message = format!(
             "Harbor has no trial of this package.{ended} It leaves out what it can not load: \

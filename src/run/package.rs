@@ -147,9 +147,25 @@ impl Package {
             ))
         })?;
         let tree = harbor::read_task(&Arc::new(root), KEEP).map_err(|bad| {
-            let bad = bad.first().map_or_else(String::new, ToString::to_string);
+            let Some(bad) = bad.first() else {
+                return broken("The package can not be read");
+            };
+            let at = dir.join(&bad.shown);
+            let target = at.canonicalize().ok().filter(|_| at.is_symlink());
+            let own = dir.canonicalize().ok();
+            // Harbor takes links as long as they stay in the task.
+            if target
+                .zip(own)
+                .is_some_and(|(target, own)| target.starts_with(own))
+            {
+                return Unusable::Elsewhere(format!(
+                    "its {} is a link, and what is run has none; `casepack build` on the task puts \
+                     the file in its place.",
+                    bad.shown
+                ));
+            }
             broken(format!(
-                "the package has a file that can not be used: {bad}"
+                "The package has a file that can not be used: {bad}"
             ))
         })?;
         let text = read_text(&tree, "task.toml")?;

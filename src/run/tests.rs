@@ -1013,6 +1013,13 @@ fn a_package_with_a_link_is_refused() {
     let case = world.one();
     assert_eq!(case.error, Some(ErrorKind::Package));
     assert!(case.message.unwrap().contains("tests/key"));
+    // One that stays in the task is none of casepack's, and fine for Harbor.
+    let mut world = World::new(SandboxMode::None).simple("a");
+    world.agent = Agent::Nop;
+    symlink("test.sh", world.path("project/dist/harbor/a/tests/key")).unwrap();
+    let case = world.one();
+    assert_eq!(case.status, Status::Skipped);
+    assert!(case.message.unwrap().contains("tests/key is a link"));
 }
 
 #[test]
