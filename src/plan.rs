@@ -483,7 +483,11 @@ fn work(
         explain: access == Access::Look,
         now_ns,
     };
-    all.extend(cases::run(&build, Stage::Build, todo, &crew, &empty));
+    let stage = match access {
+        Access::Write => Stage::Build,
+        Access::Look => Stage::Check,
+    };
+    all.extend(cases::run(&build, stage, todo, &crew, &empty));
     all.sort_by(|a, b| a.0.cmp(&b.0));
     cases::tell(dataset, &mut all, diags);
     let mut inputs = Vec::new();

@@ -501,6 +501,21 @@ fn letter_at(text: &str, offset: usize) -> Range<usize> {
     offset..offset + length
 }
 
+/// The last line of `text` that says something, without the space around it.
+fn last_line(text: &str) -> Option<Range<usize>> {
+    let mut end = text.len();
+    for line in text.split_inclusive('\n').rev() {
+        let start = end - line.len();
+        let said = line.trim();
+        if !said.is_empty() && !said.starts_with('#') {
+            let start = start + (line.len() - line.trim_start().len());
+            return Some(start..start + said.len());
+        }
+        end = start;
+    }
+    None
+}
+
 fn tab(at: usize) -> Fault {
     Fault::syntax(
         at..at + 1,
@@ -520,7 +535,11 @@ pub(super) fn scan_error(error: &ScanError, text: &str, offset: usize) -> Fault 
     {
         return tab(before);
     }
-    let range = letter_at(text, offset);
+    let mut range = letter_at(text, offset);
+    if error.info().starts_with("simple key expect") {
+        // The parser is where it missed the colon: behind that line.
+        range = last_line(text.get(..offset).unwrap_or_default()).unwrap_or(range);
+    }
     let (message, help) = match error.info() {
         "recursion limit exceeded" => {
             return Fault::too_deep(range);

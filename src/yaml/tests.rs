@@ -180,6 +180,14 @@ fn what_pyyaml_refuses_is_refused_with_a_place_and_a_way_out() {
         ("[!!str, a]", Rule::YamlSyntax, "!!str,"),
         ("a\n...\n%FOO\n", Rule::YamlSyntax, ""),
         ("%YAML 2.0\n---\na", Rule::YamlSyntax, "%YAML 2.0"),
+        ("é: x\nmore\n", Rule::YamlSyntax, "more"),
+        ("é: x\nmore text", Rule::YamlSyntax, "more text"),
+        (
+            "a:\n  b: 1\n  more \n\n# c\n  d: 2",
+            Rule::YamlSyntax,
+            "more",
+        ),
+        ("a: x\n\"quoted\"\r\nb: y", Rule::YamlSyntax, "\"quoted\""),
     ];
     for (text, rule, place) in table {
         let error = match read(text) {
