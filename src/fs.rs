@@ -100,7 +100,7 @@ pub enum ReadError {
     #[error("it changed while it was read")]
     Changed,
     /// The system refused.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
 }
 

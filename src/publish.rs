@@ -49,7 +49,7 @@ pub enum PublishError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// An object is not what it has to be.
-    #[error("{0}")]
+    #[error(transparent)]
     Bad(#[from] Bad),
     /// What was asked for can't be done.
     #[error("{what}")]

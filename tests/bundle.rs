@@ -876,6 +876,9 @@ fn a_release_of_another_version_of_the_format_is_told_from_damage() {
             assert!(matches!(outcome.code, 1 | 3), "{outcome}");
             let found = format!("version {version} of the format by 'casepack");
             assert!(told.contains(&found) && told.contains(fix), "{outcome}");
+            // Once, where nothing else is told.
+            let times = told.matches(&found).count();
+            assert!(times == 1 || args[0] != "pull", "{outcome}");
             assert!(
                 !told.contains("damaged") && !told.contains('\u{1b}'),
                 "{outcome}"

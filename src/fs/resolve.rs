@@ -45,7 +45,7 @@ pub enum ResolveError {
     #[error("it is no usable path: {0}")]
     Unusable(String),
     /// The system refused.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
 }
 
