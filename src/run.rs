@@ -134,6 +134,8 @@ pub struct Request<'a> {
     pub runs_dir: &'a Path,
     /// Name of this run's directory there; must not exist yet, but when it is resumed.
     pub run_id: &'a str,
+    /// What chose the packages among all (`--case …`, `--shard …`); nothing when all were.
+    pub selection: &'a [String],
     /// Whether a run of that name is taken up again: only what has no verdict is run.
     pub resume: bool,
     /// The project root.
@@ -436,6 +438,11 @@ fn by_harbor(
 /// When it can not be begun.
 pub fn check(request: &Request<'_>, diags: &mut Diagnostics) -> Result<(), Error> {
     let agent = who(request, diags);
+    if let (Some(model), Agent::Oracle | Agent::Nop) = (request.model, request.agent) {
+        let message = format!("The model {model} is not asked: neither oracle nor nop has one.");
+        let finding = Diagnostic::new(Rule::AgentOptionIgnored, message);
+        diags.push(finding.help("Leave --model out, or name another --agent."));
+    }
     if request.resume && request.harbor.is_none() {
         let name = agent.as_deref().ok();
         let dir = request.runs_dir.join(request.run_id);
@@ -599,8 +606,11 @@ fn not_run(package: &PackageRef, why: &str) -> CaseResult {
     result
 }
 
-/// The model that agents are told.
+/// The model that agents are told; oracle and nop ask none.
 fn model(request: &Request<'_>) -> Option<String> {
+    if request.agent != Agent::Runner {
+        return None;
+    }
     let own = || {
         request
             .execution

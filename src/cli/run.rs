@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Context;
-use super::args::{OutputFormat, Run, Who};
+use super::args::{OutputFormat, Reading, Run, Who};
 use super::build;
 use super::exit::Exit;
 use super::input::{self, Loaded};
@@ -40,6 +40,13 @@ pub(super) fn run(args: &Run, context: &Context) -> Outcome {
         let failure = Failure::new(
             "Arguments after -- are for Harbor, which does not run anything here.",
             "Add --engine harbor, or remove them.",
+        );
+        return input::refused(diags, failure);
+    }
+    if args.running.agent_command.is_some() && args.running.agent != Who::Config {
+        let failure = Failure::new(
+            "--agent and --agent-command name two who are to work.",
+            "Leave one of them out.",
         );
         return input::refused(diags, failure);
     }
@@ -147,6 +154,8 @@ struct Target {
     /// Cases that --shard leaves to other runs.
     other_shards: Vec<String>,
     agent_home: Option<PathBuf>,
+    /// What chose the cases.
+    selection: Vec<String>,
 }
 
 /// Why nothing is run.
@@ -243,6 +252,7 @@ fn of_packages(
     let packages = found.packages.into_iter();
     Ok(Target {
         other_shards: left_to_others(&select, &ids),
+        selection: selection(reading),
         agent_home: None,
         loaded: None,
         execution: None,
@@ -267,6 +277,7 @@ fn of_dataset(
     let given = args.input.reading.jobs.map(Into::into);
     Ok(Some(Target {
         other_shards: left_to_others(&loaded.select, &dataset.cases),
+        selection: selection(&args.input.reading),
         execution: Some(dataset.execution.clone()),
         name: dataset.name.clone(),
         digest: None,
@@ -349,6 +360,7 @@ impl Target {
             packages: &self.packages,
             runs_dir: &place.runs_dir,
             run_id: place.run_id.as_deref().unwrap_or_default(),
+            selection: &self.selection,
             resume: place.resume,
             project: &self.project,
             agent: match running.agent {
@@ -372,6 +384,18 @@ impl Target {
             stop: &context.stop,
         }
     }
+}
+
+/// The options that chose the cases, as they are given.
+fn selection(reading: &Reading) -> Vec<String> {
+    let globs = reading.globs().into_iter();
+    let shard = reading
+        .shard
+        .map(|(index, count)| format!("--shard {index}/{count}"));
+    globs
+        .map(|glob| format!("--case {glob}"))
+        .chain(shard)
+        .collect()
 }
 
 fn left_to_others(select: &Select, cases: &[CaseId]) -> Vec<String> {

@@ -27,6 +27,9 @@ pub(super) struct Start {
     pub(super) agent: AgentRef,
     attempts: u32,
     pass_at: f64,
+    /// What chose the cases; not known of runs of earlier versions.
+    #[serde(default)]
+    selection: Option<Vec<String>>,
 }
 
 impl Start {
@@ -44,6 +47,7 @@ impl Start {
             },
             attempts: request.attempts,
             pass_at: request.pass_at,
+            selection: Some(request.selection.to_vec()),
         }
     }
 
@@ -93,6 +97,12 @@ impl Start {
         }
         if there.pass_at.total_cmp(&self.pass_at).is_ne() {
             reasons.push(format!("it had --pass-at {}", there.pass_at));
+        }
+        // The results of the others would be lost.
+        if there.selection.is_some() && there.selection != self.selection {
+            let told = there.selection.unwrap_or_default().join(" ");
+            let told = if told.is_empty() { "all cases" } else { &told };
+            reasons.push(format!("it was of {told}"));
         }
         if reasons.is_empty() {
             Ok(())

@@ -207,6 +207,7 @@ impl World {
                 execution: Some(&dataset.execution),
                 step_runners: true,
                 thresholds: &dataset.verification.thresholds,
+                selection: &[],
                 resume: false,
                 attempts: 1,
                 retries: 0,

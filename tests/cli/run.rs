@@ -68,9 +68,18 @@ fn the_template_passes_from_outside_and_from_inside() {
         .cwd(project.path("data"))
         .run();
     outcome.assert_code(0);
-    // Whoever does nothing passes nothing.
-    let outcome = run(&project, &["data", "--agent", "nop", "--run-id", "nop"]).run();
-    assert!(outcome.assert_code(1).stdout.contains("0 passed, 3 failed"));
+    // Whoever does nothing passes nothing, and asks no model.
+    let args = [
+        "data", "--agent", "nop", "--run-id", "nop", "--model", "big", "-v",
+    ];
+    let outcome = run(&project, &args).run().assert_code(1);
+    assert!(outcome.stdout.contains("0 passed, 3 failed"), "{outcome}");
+    assert!(outcome.stderr.contains("agent-option-ignored"), "{outcome}");
+    assert!(
+        project
+            .read("runs/nop/results.json")
+            .contains("\"model\": null")
+    );
 }
 
 #[test]
@@ -873,6 +882,12 @@ fn a_stopped_run_is_taken_up_again() {
                 "2",
             ],
             "its agent was cli, not nop, and it had --attempts 1, and it had --pass-at 1",
+        ),
+        // The results of the other case would be lost.
+        (&["--resume", "r", "--case", "a"], "it was of all cases"),
+        (
+            &["--agent", "nop", "--agent-command", "x"],
+            "two who are to work",
         ),
         (&["--agent-home", "nowhere"], "--agent-home 'nowhere'"),
     ] {
