@@ -744,6 +744,13 @@ fn garbage_goes_and_nothing_that_is_needed() {
     let at = format!("store@{}", first["release"].as_str().unwrap());
     json(&project, &["pull", &at, "-o", "held"]);
     let before = project.tree("store");
+    let shown = project.casepack(["gc", "store"]).assert_code(0);
+    assert!(
+        shown
+            .stdout
+            .contains("1 release without a ref, since 90 days"),
+        "{shown}"
+    );
     let told = gc(&["--keep", "0", "--grace", "0"]);
     assert!(told["named"].as_u64().unwrap() >= 4, "{told}");
     assert_eq!(project.tree("store"), before, "only told");

@@ -53,8 +53,16 @@ fn pass(args: &Gc, context: &Context) -> Result<Outcome, (Exit, Failure)> {
     } else {
         ("Would remove", "Nothing was written: --write does it.\n")
     };
+    let lost = match usize::try_from(done.lost_releases).unwrap_or(usize::MAX) {
+        0 => String::new(),
+        number => format!(
+            "They include {} without a ref, since {} days have not passed.\n",
+            count(number, "release", "releases"),
+            args.keep
+        ),
+    };
     outcome.text = format!(
-        "{removed} {}; {} that nothing needs wait for {} days; {} are needed.\n{hint}",
+        "{removed} {}; {} that nothing needs wait for {} days; {} are needed.\n{lost}{hint}",
         blobs(done.removed),
         blobs(done.named),
         args.grace,

@@ -41,7 +41,7 @@ pub struct Collection {
 pub struct Collected {
     /// Blobs that are needed, and their bytes.
     pub needed: (u64, u64),
-    /// Blobs that are needed by releases alone that no ref names.
+    /// Releases that no ref names, and that stay for now.
     pub lost_releases: u64,
     /// Blobs that nothing needs, which stay for the grace period.
     pub named: (u64, u64),
