@@ -339,6 +339,10 @@ fn what_can_not_be_pulled_is_said() {
                 .is_some_and(|error| !error.is_empty())
         );
     }
+    let at = project
+        .casepack(["pull", "store@v1", "-o", "out"])
+        .assert_code(3);
+    assert!(at.stderr.contains("write --ref v1"), "{at}");
     let outcome = project
         .casepack(["pull", "nowhere", "-o", "out"])
         .assert_code(3);

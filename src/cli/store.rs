@@ -6,7 +6,7 @@ use super::Context;
 use super::args::{S3Args, Source};
 use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
-use crate::bundle::Release;
+use crate::bundle::{RefName, Release};
 use crate::diag::Diagnostics;
 use crate::publish::{PublishError, Remote, Which};
 use crate::store::{Access, Memory, Purpose, S3Settings, Store, StoreUrl};
@@ -108,7 +108,11 @@ pub(super) fn with_release<T>(
     context: &Context,
     work: impl FnOnce(Remote<'_>, &Release) -> Result<T, (Exit, Failure)>,
 ) -> Result<T, (Exit, Failure)> {
-    let store = open(&source.src.0, s3, context, Purpose::Read)?;
+    let url = &source.src.0;
+    let store = open(url, s3, context, Purpose::Read).map_err(|told| match url {
+        StoreUrl::Directory(_) => not_after_an_at(url, told),
+        StoreUrl::S3 { .. } => told,
+    })?;
     let cache = source.cache.as_ref();
     let cache = cache.map(|dir| context.machine.absolute(dir));
     let remote = Remote::new(&*store, cache.as_deref()).map_err(|error| told(&error))?;
@@ -116,7 +120,11 @@ pub(super) fn with_release<T>(
         Some(digest) => Which::Manifest(digest),
         None => Which::Ref(source.r#ref.clone()),
     };
-    let release = remote.release(&which).map_err(|error| told(&error))?;
+    let release = remote.release(&which);
+    let release = release.map_err(|error| match error {
+        PublishError::Refused { .. } => not_after_an_at(url, told(&error)),
+        error => told(&error),
+    })?;
     match source.expect_dataset {
         Some(expected) if expected != release.document.dataset => Err((
             Exit::System,
@@ -130,6 +138,19 @@ pub(super) fn with_release<T>(
         )),
         _ => work(remote, &release),
     }
+}
+
+/// What is said when nothing is found at a URL that ends like a digest does, with a name.
+fn not_after_an_at(url: &StoreUrl, (exit, mut failure): (Exit, Failure)) -> (Exit, Failure) {
+    let text = url.to_string();
+    if let Some((_, name)) = text.rsplit_once('@')
+        && let Ok(name) = RefName::new(name)
+    {
+        failure.help = format!(
+            "Only a digest goes after an '@'. For a release of that name write --ref {name}."
+        );
+    }
+    (exit, failure)
 }
 
 /// How a command ends that could not do what it was to do with a store.
