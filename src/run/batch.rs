@@ -213,7 +213,10 @@ impl Work<'_> {
         if let Some(told) = &batch.told.message {
             report.add_message(told);
         }
-        Ok(batch.told.run.clone())
+        Ok(AgentRun {
+            shared: true,
+            ..batch.told.run.clone()
+        })
     }
 }
 

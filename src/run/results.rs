@@ -4,7 +4,7 @@
 //! how results come about.
 //! Invariant: every field but those of the first version may be missing in a document.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -320,6 +320,9 @@ pub struct AgentRun {
     /// Tokens, as it counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_usage: Option<Tokens>,
+    /// Whether this is the work of one agent on all cases together (`mode: batch`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
 }
 
 /// Tokens that an agent says it used.
@@ -439,10 +442,7 @@ impl RunResults {
         let attempts = self.cases.iter().flat_map(CaseResult::each_attempt);
         let made = attempts.filter(|attempt| attempt.status != Status::Skipped);
         let counted: Vec<f64> = made.map(|it| it.reward.unwrap_or(0.0)).collect();
-        let agents = || {
-            let attempts = self.cases.iter().flat_map(CaseResult::each_attempt);
-            attempts.flat_map(CaseResult::agents)
-        };
+        let agents = self.agents();
         Summary {
             total: self.cases.len(),
             passed: count(Status::Passed),
@@ -451,14 +451,32 @@ impl RunResults {
             skipped: count(Status::Skipped),
             mean_reward: mean(&rewards),
             mean_reward_errors_as_zero: mean(&counted),
-            cost_usd: agents()
+            cost_usd: agents
+                .iter()
                 .filter_map(|agent| agent.cost_usd)
                 .reduce(|a, b| a + b),
-            token_usage: agents()
+            token_usage: agents
+                .iter()
                 .filter_map(|agent| agent.token_usage)
                 .reduce(Tokens::and),
             pass_at_k: self.pass_at_k(),
         }
+    }
+
+    /// All that agents did; what one did for all cases together is there once.
+    fn agents(&self) -> Vec<&AgentRun> {
+        let mut seen = BTreeSet::new();
+        let mut all = Vec::new();
+        for case in &self.cases {
+            for (attempt, result) in case.each_attempt().iter().enumerate() {
+                // Two that are alike in everything are one.
+                let new = result
+                    .agents()
+                    .filter(|agent| !agent.shared || seen.insert((attempt, format!("{agent:?}"))));
+                all.extend(new);
+            }
+        }
+        all
     }
 
     /// The same run with other cases: what is computed from all of them is computed anew.

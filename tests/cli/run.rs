@@ -1081,13 +1081,14 @@ fn a_step_that_fails_ends_the_case_unless_it_may() {
 fn a_batch_is_one_trial_whose_outputs_are_shared_out() {
     let agent = "ls -A | sort > out/RFE-1.list; cp batch.yaml out/RFE-1.yaml; echo x >> $LOG\n\
                  echo two > out/RFE-2.md; echo third > out/RFE-3.md; echo all > shared/note\n\
-                 ln -s /etc/hostname out/RFE-2.link\n";
+                 ln -s /etc/hostname out/RFE-2.link\n\
+                 echo '{\"final_metrics\": {\"total_cost_usd\": 0.5}}' > \"$1/trajectory.json\"\n";
     let project = ProjectBuilder::new()
         .eval_yaml(
             "name: batch\n\
              dataset:\n  path: cases\n  schema: prompt\n  workspace: {files: [{dest: rules.md, source: rules.md}]}\n\
              execution: {mode: batch, prompt: Do batch.yaml, env: {LOG: '@/log'}}\n\
-             runner: {type: cli, command: [sh, agent.sh]}\n\
+             runner: {type: cli, command: [sh, agent.sh, '{output_dir}']}\n\
              outputs: [{path: out, batch_pattern: 'RFE-{n}'}, {path: shared, batch_pattern: '*'}]\n\
              judges:\n  - name: own\n    check: 'return outputs[\"annotations\"][\"files\"] == \" \".join(sorted(outputs[\"files\"]))'\n",
         )
@@ -1109,6 +1110,9 @@ fn a_batch_is_one_trial_whose_outputs_are_shared_out() {
         .run()
         .assert_code(0);
     assert_eq!(project.read("log"), "x\n");
+    // What it cost is told with each case, and counts once.
+    assert_eq!(outcome.json()["cases"][1]["agent"]["cost_usd"], 0.5);
+    assert_eq!(outcome.json()["summary"]["cost_usd"], 0.5);
     // The agent saw what the workspace target has for all cases.
     project
         .casepack(["build", "--target", "workspace"])

@@ -6,7 +6,7 @@ use super::{escaped, name};
 use crate::diag::count;
 use crate::report::excerpt::{End, Excerpt, Home, cut};
 use crate::report::words::{self, error, number, time, value};
-use crate::run::{AgentRun, CaseResult, HookRun, JudgeResult, Status};
+use crate::run::{AgentRun, CaseResult, HookRun, JudgeResult, Status, VerifierRun};
 
 /// Lines of a table that come from a run are at most so many.
 const ROWS_MAX: usize = 200;
@@ -141,6 +141,13 @@ fn attempt(
             name(&step.name)
         )?;
         message(step.message.as_deref(), to)?;
+        writeln!(to, "<dl class=\"facts\">")?;
+        parties(
+            step.agent.as_ref(),
+            step.verifier.as_ref(),
+            &mut |what, value| writeln!(to, "<div><dt>{what}</dt><dd>{value}</dd></div>"),
+        )?;
+        writeln!(to, "</dl>")?;
         judges(&step.judges, to)?;
         pre(
             "Instruction",
@@ -170,18 +177,9 @@ fn facts(case: &CaseResult, to: &mut dyn Write) -> io::Result<()> {
     for (name, reward) in others {
         one(&super::name(name), &number(*reward))?;
     }
-    if let Some(agent) = &case.agent {
-        one(
-            "agent",
-            &ended(agent.exit_code, agent.signal, agent.timed_out),
-        )?;
-        one("agent's time", &time(agent.duration))?;
-        usage(agent, &mut one)?;
-    }
-    if let Some(verifier) = &case.verifier {
-        let how = ended(verifier.exit_code, verifier.signal, verifier.timed_out);
-        one("verifier", &how)?;
-        one("verifier's time", &time(verifier.duration))?;
+    // With steps each has its own.
+    if case.steps.is_empty() {
+        parties(case.agent.as_ref(), case.verifier.as_ref(), &mut one)?;
     }
     if case.resumed {
         one("taken over", "from an earlier run")?;
@@ -190,6 +188,26 @@ fn facts(case: &CaseResult, to: &mut dyn Write) -> io::Result<()> {
         one("package digest", digest)?;
     }
     writeln!(to, "</dl>")
+}
+
+/// How agent and verifier ended.
+fn parties(
+    agent: Option<&AgentRun>,
+    verifier: Option<&VerifierRun>,
+    one: &mut dyn FnMut(&str, &str) -> io::Result<()>,
+) -> io::Result<()> {
+    if let Some(agent) = agent {
+        let how = ended(agent.exit_code, agent.signal, agent.timed_out);
+        one("agent", &how)?;
+        one("agent's time", &time(agent.duration))?;
+        usage(agent, one)?;
+    }
+    if let Some(verifier) = verifier {
+        let how = ended(verifier.exit_code, verifier.signal, verifier.timed_out);
+        one("verifier", &how)?;
+        one("verifier's time", &time(verifier.duration))?;
+    }
+    Ok(())
 }
 
 fn usage(agent: &AgentRun, one: &mut dyn FnMut(&str, &str) -> io::Result<()>) -> io::Result<()> {
