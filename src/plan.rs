@@ -311,7 +311,12 @@ pub fn plan(
     }
     for sink in &worked.sinks {
         let Some(output) = &sink.output else { continue };
-        for (name, was) in output.beside() {
+        for (name, mut was) in output.beside() {
+            if sink.target == Target::EvalHub
+                && let Ok(text) = evalhub_config(request.dataset)?
+            {
+                was = Digest::of(text.as_bytes()).to_string();
+            }
             let action = match output.file(&name) {
                 Ok(bytes) if Digest::of(&bytes).to_string() == was => continue,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Action::New,
@@ -371,8 +376,8 @@ fn work(
     for &target in request.targets {
         let mut output = Output::open(out, target.name(), access, request.doubt, diags)?;
         if target == Target::Bundle {
-            let read = request.doubt.outputs;
-            release::believe(&mut output, read && access == Access::Write, diags);
+            let (read, mend) = (request.doubt.outputs, access == Access::Write);
+            release::believe(&mut output, read && mend, mend, diags);
         }
         sinks.push(Sink::new(target, Some(output), Settings::default()));
     }
@@ -425,12 +430,13 @@ fn work(
         Access::Write => own::now_ns(out)?,
         Access::Look => i128::MAX,
     };
-    let index = Index::new(
-        own::read_index(out)
-            .filter(|_| !request.doubt.inputs)
-            .as_deref(),
-        now_ns,
-    );
+    let mend = access == Access::Write;
+    let known = own::read_index(out, mend, diags)?.filter(|_| !request.doubt.inputs);
+    let index = known.as_deref().and_then(|text| Index::parse(text, now_ns));
+    if known.is_some() && index.is_none() {
+        own::tell_index(out, diags);
+    }
+    let index = index.unwrap_or_else(|| Index::new(now_ns));
     let mut found = diags.fork();
     if told.is_none() {
         (request.vet)(&mut found);
@@ -538,6 +544,10 @@ fn finish(
         own::write_index(out, text)?;
     }
     if let Some(error) = all.iter_mut().find_map(|(_, done)| done.error.take()) {
+        // What is in place is written down as far as that is possible now.
+        for output in sinks.into_iter().filter_map(|sink| sink.output) {
+            output.give_up();
+        }
         return Err(error);
     }
     let mut summary = Summary::default();
@@ -578,6 +588,8 @@ fn finish(
             summary.unchanged.push(id.clone());
         }
     }
+    // One that can't be brought up to date does not keep the others from being written down.
+    let mut failure: Option<Error> = None;
     for sink in sinks {
         let Some(mut output) = sink.output else {
             continue;
@@ -596,32 +608,21 @@ fn finish(
             if summary.interrupted {
                 continue;
             }
-        } else if sink.target == Target::Harbor {
-            output.record_tasks(&tasks);
-            let name = harbor::dataset_name(dataset, request.harbor);
-            let text = harbor::dataset_toml(&name, &dataset.description, &output.tasks(dataset));
-            output.write("dataset.toml", text.as_bytes())?;
-        }
-        if sink.target == Target::EvalHub {
-            let config = &dataset.sources.config;
-            let text = fs::read_to_string(config).map_err(|source| Error {
-                doing: "can not read",
-                path: config.clone(),
-                source,
-            })?;
-            let name = config.file_name().unwrap_or_default().to_string_lossy();
-            match evalhub::config(&name, &text) {
-                Ok(text) => output.write("eval.yaml", text.as_bytes())?,
-                // It was read a moment ago: somebody has changed it since.
-                Err(finding) => diags.push(*finding),
+        } else {
+            if sink.target == Target::Harbor {
+                output.record_tasks(&tasks);
             }
-        }
-        if !summary.interrupted && sink.target != Target::Bundle {
-            let gone = output.remove_gone(dataset, diags)?;
-            summary.removed.extend(
-                gone.into_iter()
-                    .map(|name| format!("{}/{name}", sink.target.name())),
-            );
+            let removed = match around(request, &mut output, sink.target, &summary, diags) {
+                Ok(removed) => removed,
+                Err(error) => {
+                    output.give_up();
+                    failure.get_or_insert(error);
+                    continue;
+                }
+            };
+            let name = sink.target.name();
+            let removed = removed.into_iter().map(|place| format!("{name}/{place}"));
+            summary.removed.extend(removed);
         }
         if worked.reads {
             output.set_state(worked.state.as_deref(), worked.told.clone(), &made);
@@ -635,9 +636,50 @@ fn finish(
                 .dataset_digest
                 .or_else(|| output.dataset_digest(dataset));
         }
-        output.finish()?;
+        if let Err(error) = output.finish() {
+            failure.get_or_insert(error);
+        }
     }
-    Ok(Some(summary))
+    failure.map_or(Ok(Some(summary)), Err)
+}
+
+/// Writes what lies beside the outputs of a target, and removes those that are gone: their places.
+fn around(
+    request: &Request<'_>,
+    output: &mut Output,
+    target: Target,
+    summary: &Summary,
+    diags: &mut Diagnostics,
+) -> Result<Vec<String>, Error> {
+    let dataset = request.dataset;
+    if target == Target::Harbor {
+        let name = harbor::dataset_name(dataset, request.harbor);
+        let text = harbor::dataset_toml(&name, &dataset.description, &output.tasks(dataset));
+        output.write("dataset.toml", text.as_bytes())?;
+    }
+    if target == Target::EvalHub {
+        match evalhub_config(dataset)? {
+            Ok(text) => output.write("eval.yaml", text.as_bytes())?,
+            // It was read a moment ago: somebody has changed it since.
+            Err(finding) => diags.push(*finding),
+        }
+    }
+    if summary.interrupted {
+        return Ok(Vec::new());
+    }
+    output.remove_gone(dataset, diags)
+}
+
+/// The `eval.yaml` of EvalHub's layout, of the one that is there now.
+fn evalhub_config(dataset: &Dataset) -> Result<Result<String, Box<Diagnostic>>, Error> {
+    let config = &dataset.sources.config;
+    let text = fs::read_to_string(config).map_err(|source| Error {
+        doing: "can not read",
+        path: config.clone(),
+        source,
+    })?;
+    let name = config.file_name().unwrap_or_default().to_string_lossy();
+    Ok(evalhub::config(&name, &text))
 }
 
 /// Whether the dataset has what the targets are made of; tells what it lacks.

@@ -972,6 +972,157 @@ fn plan_tells_what_is_wrong_beside_the_cases() {
 }
 
 #[test]
+fn looking_changes_nothing() {
+    let project = project(2);
+    project.casepack(["build", "--link"]).assert_code(0);
+    let pool = project.path("dist/.casepack/harbor.links");
+    let judge = project.path("dist/harbor/case-0/tests/judge.py");
+    fs::set_permissions(&judge, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(pool.join("stranger"), "x").unwrap();
+    let before = project.tree("dist");
+    project.casepack(["plan"]).assert_code(1);
+    project.casepack(["verify", "dist"]).assert_code(1);
+    project.casepack(["diff", "dist", "."]).assert_code(1);
+    assert_eq!(project.tree("dist"), before);
+}
+
+#[test]
+fn a_blob_that_somebody_changed_is_made_again() {
+    let project = project(2);
+    let build = ["build", "--target", "bundle"];
+    project.casepack(build).assert_code(0);
+    project
+        .casepack(build)
+        .assert_code(0)
+        .assert_stderr_without("warning");
+    let blobs = fs::read_dir(project.path("dist/bundle/blobs/sha256")).unwrap();
+    let blobs: Vec<_> = blobs.map(|blob| blob.unwrap().path()).collect();
+    let built = project.tree("dist/bundle");
+    for blob in blobs {
+        let right = fs::read(&blob).unwrap();
+        let times = fs::File::open(&blob)
+            .unwrap()
+            .metadata()
+            .unwrap()
+            .modified()
+            .unwrap();
+        let mut wrong = right.clone();
+        *wrong.last_mut().unwrap() ^= 1;
+        fs::write(&blob, &wrong).unwrap();
+        fs::File::open(&blob).unwrap().set_modified(times).unwrap();
+        let plan = json(&project, &["plan", "--target", "bundle"], 0);
+        assert_eq!(plan["diagnostics"][0]["rule"], "record-damaged", "{blob:?}");
+        assert_eq!(fs::read(&blob).unwrap(), wrong, "a plan changes nothing");
+        project.casepack(build).assert_code(0);
+        assert_eq!(project.tree("dist/bundle"), built, "{blob:?}");
+    }
+}
+
+#[test]
+fn a_batch_and_its_cases_take_turns() {
+    let project = project(2);
+    let batch = CONFIG.replace("prompt: 'Do {{ input.prompt }}'", "mode: batch, skill: x");
+    let build = ["build", "--target", "workspace"];
+    for (config, expected) in [
+        (CONFIG, vec!["case-0", "case-1"]),
+        (&batch, vec!["_batch"]),
+        (CONFIG, vec!["case-0", "case-1"]),
+    ] {
+        project.write("eval.yaml", config);
+        project.casepack(build).assert_code(0);
+        let there = fs::read_dir(project.path("dist/workspace")).unwrap();
+        let mut names: Vec<_> = there.map(|it| it.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, expected);
+        project.casepack(["verify", "dist"]).assert_code(0);
+    }
+}
+
+#[test]
+fn the_record_of_another_target_is_not_trusted() {
+    let project = project(2);
+    project
+        .casepack(["build", "--target", "workspace", "--target", "harbor"])
+        .assert_code(0);
+    let state = project.path("dist/.casepack");
+    fs::copy(state.join("workspace.record"), state.join("harbor.record")).unwrap();
+    let outcome = project
+        .casepack(["build", "--output", "json"])
+        .assert_code(0);
+    assert_eq!(outcome.findings("record-damaged").len(), 1, "{outcome}");
+    project.casepack(["verify", "dist"]).assert_code(0);
+}
+
+#[test]
+fn a_damaged_index_is_told_and_made_again() {
+    let project = project(1);
+    project.casepack(["build"]).assert_code(0);
+    let index = project.path("dist/.casepack/inputs.index");
+    let right = fs::read(&index).unwrap();
+    fs::write(&index, "nonsense").unwrap();
+    project.write("cases/case-1/input.yaml", "prompt: x\n");
+    let outcome = project
+        .casepack(["build", "--output", "json"])
+        .assert_code(0);
+    assert_eq!(outcome.findings("record-damaged").len(), 1, "{outcome}");
+    assert_eq!(fs::read(&index).unwrap(), right);
+    fs::remove_file(&index).unwrap();
+    fs::create_dir(&index).unwrap();
+    project.write("cases/case-2/input.yaml", "prompt: x\n");
+    let outcome = project
+        .casepack(["build", "--output", "json"])
+        .assert_code(0);
+    assert_eq!(outcome.findings("record-damaged").len(), 1, "{outcome}");
+    assert_eq!(fs::read(&index).unwrap(), right);
+}
+
+#[test]
+fn a_directory_in_the_place_of_a_list_is_moved_away() {
+    let project = project(1);
+    project.casepack(["build"]).assert_code(0);
+    let list = project.path("dist/harbor/dataset.toml");
+    let right = fs::read(&list).unwrap();
+    fs::write(&list, [&*right, b"# more\n"].concat()).unwrap();
+    let found = json(&project, &["verify"], 1);
+    assert_eq!(found["differences"][0]["output"], "dataset.toml");
+    fs::remove_file(&list).unwrap();
+    fs::create_dir(&list).unwrap();
+    let outcome = project
+        .casepack(["build", "--output", "json"])
+        .assert_code(0);
+    assert_eq!(outcome.findings("output-left-behind").len(), 1, "{outcome}");
+    assert_eq!(fs::read(&list).unwrap(), right);
+}
+
+#[test]
+fn a_build_that_fails_at_the_end_knows_what_it_made() {
+    let project = project(2);
+    let targets = ["build", "--target", "harbor", "--target", "evalhub"];
+    project.casepack(targets).assert_code(0);
+    project.write("cases/case-0/notes.md", "other\n");
+    // A mount can not be moved away, not even by root.
+    let list = project.path("dist/harbor/dataset.toml");
+    fs::remove_file(&list).unwrap();
+    fs::create_dir(&list).unwrap();
+    let script = "\"$0\" build --target harbor --target evalhub; [ $? = 3 ] || exit 11";
+    let mounts = ["--tmpfs", list.to_str().unwrap()];
+    let Some((code, text)) = in_mounts(&project, &mounts, script) else {
+        return;
+    };
+    assert_eq!(code, 0, "{text}");
+    fs::remove_dir(&list).unwrap();
+    let found = json(&project, &["verify"], 1);
+    let differences = found["differences"].as_array().unwrap();
+    let names: Vec<_> = differences.iter().map(|it| &it["output"]).collect();
+    assert!(
+        names.iter().all(|name| *name == "dataset.toml"),
+        "{found:#}"
+    );
+    project.casepack(targets).assert_code(0);
+    json(&project, &["verify"], 0);
+}
+
+#[test]
 fn plan_knows_the_workspace_of_a_batch() {
     let project = project(2);
     project.write(

@@ -94,11 +94,7 @@ impl CaseDigests {
 /// their sizes.
 pub fn intact(root: &Path, reference: &RefName) -> Option<Release> {
     let there = Previous::open(root, reference)?;
-    let blobs = there.release.blobs();
-    blobs
-        .into_iter()
-        .all(|blob| there.has(blob))
-        .then_some(there.release)
+    is_whole(&there).then_some(there.release)
 }
 
 /// What [`Packer::finish`] did.
@@ -337,11 +333,7 @@ impl Packer {
         };
         if let Some(previous) = &previous
             && same_but_packing(&previous.release.document, &document)
-            && previous
-                .release
-                .blobs()
-                .into_iter()
-                .all(|blob| previous.has(blob))
+            && is_whole(previous)
             && [OCI_LAYOUT, INDEX_JSON]
                 .iter()
                 .all(|name| root.join(name).is_file())
@@ -430,6 +422,17 @@ impl Packer {
             reused_packs,
         })
     }
+}
+
+/// Whether all blobs of a release are there, by their sizes.
+fn is_whole(previous: &Previous) -> bool {
+    let release = &previous.release;
+    let manifest = Descriptor {
+        digest: release.digest,
+        size: release.manifest.len() as u64,
+    };
+    let mut blobs = release.blobs().into_iter().chain([manifest]);
+    blobs.all(|blob| previous.has(blob))
 }
 
 fn with_manifest(release: &Release) -> impl Iterator<Item = Digest> {

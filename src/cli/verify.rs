@@ -180,8 +180,9 @@ pub(super) fn ink(change: Change) -> Ink {
     }
 }
 
-/// The first digits of a digest.
+/// The first digits of a digest, which is hex with `sha256:` before it or without; other texts whole.
 pub(super) fn brief(digest: &str) -> &str {
     let hex = digest.strip_prefix("sha256:").unwrap_or(digest);
-    hex.get(..8).unwrap_or(hex)
+    let is_digest = hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    hex.get(..8).filter(|_| is_digest).unwrap_or(digest)
 }

@@ -31,12 +31,19 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// The index with this text; an empty one when it can't be trusted.
-    pub(super) fn new(text: Option<&[u8]>, now_ns: i128) -> Self {
+    /// The index with this text; `None` when it can't be trusted.
+    pub(super) fn parse(text: &[u8], now_ns: i128) -> Option<Self> {
+        Some(Self {
+            earlier: parse(text)?,
+            ..Self::new(now_ns)
+        })
+    }
+
+    /// Nothing is known.
+    pub(super) fn new(now_ns: i128) -> Self {
         Self {
-            earlier: text.and_then(parse).unwrap_or_default(),
-            used: Mutex::default(),
             now_ns,
+            ..Self::default()
         }
     }
 
@@ -123,36 +130,39 @@ mod tests {
         const NOW: i128 = 1_000_000_000;
         let (old, other) = (stamp(1, 10), stamp(2, 20));
         let fresh = stamp(3, NOW - 1_000);
-        let index = Index::new(None, NOW);
+        let index = Index::new(NOW);
         for file in [&old, &other, &fresh] {
             assert_eq!(index.get(file), None);
             index.put(file, Digest::of(b"x"));
         }
         let text = index.text(true);
-        let index = Index::new(Some(&text), NOW);
+        let index = Index::parse(&text, NOW).unwrap();
         assert_eq!(index.get(&old), Some(Digest::of(b"x")));
         // It changed a moment before it was read.
         assert_eq!(index.get(&fresh), None);
         assert_eq!(index.get(&stamp(1, 11)), None);
         // A build of some cases keeps what it did not ask for, one of all does not.
-        let some = Index::new(Some(&text), NOW);
+        let some = Index::parse(&text, NOW).unwrap();
         assert!(some.get(&old).is_some());
-        assert_eq!(Index::new(Some(&some.text(false)), NOW).earlier.len(), 2);
+        assert_eq!(
+            Index::parse(&some.text(false), NOW).unwrap().earlier.len(),
+            2
+        );
         // Of a file that was written anew, no earlier state is kept.
-        let some = Index::new(Some(&text), NOW);
+        let some = Index::parse(&text, NOW).unwrap();
         some.put(&stamp(1, 30), Digest::of(b"y"));
-        assert_eq!(Index::new(Some(&some.text(false)), NOW).earlier.len(), 2);
-        let all = Index::new(Some(&text), NOW);
+        assert_eq!(
+            Index::parse(&some.text(false), NOW).unwrap().earlier.len(),
+            2
+        );
+        let all = Index::parse(&text, NOW).unwrap();
         assert!(all.get(&old).is_some());
-        assert_eq!(Index::new(Some(&all.text(true)), NOW).earlier.len(), 1);
+        assert_eq!(Index::parse(&all.text(true), NOW).unwrap().earlier.len(), 1);
 
         for at in 0..text.len() {
             let mut damaged = text.clone();
             damaged[at] ^= 1;
-            assert!(
-                Index::new(Some(&damaged), NOW).earlier.is_empty(),
-                "byte {at}"
-            );
+            assert!(Index::parse(&damaged, NOW).is_none(), "byte {at}");
         }
     }
 }

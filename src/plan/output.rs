@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::fingerprint::{Aids, GRANULARITY, look, look_of};
 use super::inventory::{Inventory, Made, Making, Writer};
 use super::own::{
-    STAGING, STATE, failed, own_file, put_aside, real_dir, refused, state_file, state_path,
+    STAGING, STATE, clear, failed, own_file, put_aside, real_dir, refused, state_file, state_path,
 };
 use super::record::{Known, Record};
 use super::settings::Settings;
 use super::steps::Action;
-use super::{Doubt, Error};
+use super::{BATCH, Doubt, Error};
 use crate::bundle::CaseDigests;
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, Mode};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::fs::{Kind, ReadError, Root, StagedDir, Stamp, sweep_stale, write_atomic};
@@ -144,25 +144,12 @@ impl Output {
         }
         if access == Access::Write {
             for kind in ["record", "journal", "files"] {
-                let path = state_path(&state, target, kind);
-                if let Some(aside) = put_aside(&path)? {
-                    diags.push(
-                        Diagnostic::new(
-                            Rule::RecordDamaged,
-                            format!(
-                                "{} is no file; it is {} now.",
-                                path.display(),
-                                aside.display()
-                            ),
-                        )
-                        .help("Remove it if it is not needed; nothing of casepack's is in it."),
-                    );
-                }
+                clear(&state_path(&state, target, kind), diags)?;
             }
         }
         let path = state_path(&state, target, "record");
         let read = match own_file(&path) {
-            Ok(bytes) => Record::parse(&bytes),
+            Ok(bytes) => Record::parse(target, &bytes),
             Err(error) if error.kind() == ErrorKind::NotFound => Some(Record::default()),
             Err(error) if error.kind() == ErrorKind::InvalidData => None,
             Err(error) => return Err(failed("can not read", &path)(error)),
@@ -171,7 +158,11 @@ impl Output {
             diags.push(
                 Diagnostic::new(
                     Rule::RecordDamaged,
-                    format!("{} is no record of this version.", path.display()),
+                    format!(
+                        "{} is no record of {target} outputs that this version wrote, or was \
+                         damaged.",
+                        path.display()
+                    ),
                 )
                 .help(
                     "Nothing is lost: outputs that are up to date are recognised by their \
@@ -202,7 +193,9 @@ impl Output {
         let pool = state_path(&state, target, "links");
         let links = match pool.symlink_metadata() {
             Ok(there) if there.is_dir() => {
-                Some(Links::open(&pool, &record.links).map_err(failed("can not open", &pool))?)
+                let mend = access == Access::Write;
+                let links = Links::open(&pool, &record.links, mend);
+                Some(links.map_err(failed("can not open", &pool))?)
             }
             _ => None,
         };
@@ -229,7 +222,8 @@ impl Output {
         let pool = self.own_path("links");
         if self.links.is_none() {
             real_dir(&pool)?;
-            let links = Links::open(&pool, &Seen::new()).map_err(failed("can not open", &pool))?;
+            let links =
+                Links::open(&pool, &Seen::new(), true).map_err(failed("can not open", &pool))?;
             self.links = Some(links);
         }
         if let Some(links) = &mut self.links {
@@ -499,6 +493,18 @@ impl Output {
         record.release = Some(release.to_string());
     }
 
+    /// Bundles: whether the blobs look as they did when the release was whole.
+    pub(super) fn blobs_untouched(&self) -> bool {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.blobs.is_some() && record.blobs == self.look_at_blobs()
+    }
+
+    fn look_at_blobs(&self) -> Option<String> {
+        let blobs = TreePath::new("blobs").ok()?;
+        let look = look(self.root.as_ref()?, Some(&blobs), Aids::default()).ok()?;
+        Some(look.fingerprint.hex())
+    }
+
     /// Bundles: forgets everything, so that every case is packed anew; also for a build that comes
     /// after this one.
     pub(super) fn forget(&mut self) {
@@ -514,7 +520,7 @@ impl Output {
             .record
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        let gone = gone(record, dataset);
+        let gone = gone(record, dataset, self.target);
         for name in &gone {
             record.outputs.remove(name);
         }
@@ -763,6 +769,10 @@ impl Output {
         if own_file(&path).is_ok_and(|there| there == bytes) {
             return Ok(());
         }
+        // What is moved away is told as something that this build did not make.
+        if path.symlink_metadata().is_ok_and(|there| there.is_dir()) {
+            put_aside(&path)?;
+        }
         write_atomic(&path, bytes, 0o644).map_err(refused("can not write"))
     }
 
@@ -779,7 +789,7 @@ impl Output {
             let ours = existing(&path).as_ref() == Some(&known.tree);
             Some((name, known.case.clone(), ours))
         };
-        gone(&record, dataset)
+        gone(&record, dataset, self.target)
             .into_iter()
             .filter_map(ours)
             .collect()
@@ -796,7 +806,7 @@ impl Output {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         let mut removed = Vec::new();
-        for name in gone(record, dataset) {
+        for name in gone(record, dataset, self.target) {
             let path = self.dir.join(&name);
             let tree = record.outputs.get(&name).map(|known| known.tree.clone());
             if path.symlink_metadata().is_err() {
@@ -845,8 +855,18 @@ impl Output {
         }
     }
 
+    /// Writes the record of a build that failed: it vouches for nothing, but knows what is in place.
+    /// The failure is told already; one more changes nothing.
+    pub(super) fn give_up(mut self) {
+        if self.target != Target::Bundle.name() {
+            self.set_state(None, Vec::new(), &BTreeSet::new());
+            self.finish().ok();
+        }
+    }
+
     /// Writes the record; the journal has done its work.
     pub(super) fn finish(self) -> Result<(), Error> {
+        let blobs = (self.target == Target::Bundle.name()).then(|| self.look_at_blobs());
         let own_path = |kind: &str| state_path(&self.state, self.target, kind);
         let journal = own_path("journal");
         let mut length = None;
@@ -861,6 +881,7 @@ impl Output {
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         record.files_length = length.unwrap_or(record.files_length);
+        record.blobs = blobs.flatten();
         if let Some(links) = &self.links {
             let path = own_path("links");
             record.links = links.finish().map_err(failed("can not read", &path))?;
@@ -869,7 +890,7 @@ impl Output {
         // What was written a moment ago could be written again with the same time: the record must
         // be younger than that (the racy rule of git's index).
         let text = record
-            .text()
+            .text(self.target)
             .map_err(|error| failed("can not write", &path)(error.into()))?;
         if !own_file(&path).is_ok_and(|there| there == text) {
             std::thread::sleep(GRANULARITY);
@@ -920,11 +941,19 @@ fn foreign(record: &Record, dir: &Path) -> io::Result<Vec<String>> {
     Ok(foreign)
 }
 
-/// The names of outputs whose cases the dataset has no more.
-fn gone(record: &Record, dataset: &Dataset) -> Vec<String> {
+/// The names of outputs that the dataset has no more: their cases are gone, or are one batch now, or
+/// are one no more.
+fn gone(record: &Record, dataset: &Dataset, target: &str) -> Vec<String> {
+    let batch = dataset.mode == Mode::Batch && target == Target::Workspace.name();
     let outputs = record.outputs.iter();
     outputs
-        .filter(|(name, known)| *name != "_batch" && !has(dataset, &known.case))
+        .filter(|(name, known)| {
+            if batch {
+                *name != BATCH
+            } else {
+                !has(dataset, &known.case)
+            }
+        })
         .map(|(name, _)| name.clone())
         .collect()
 }

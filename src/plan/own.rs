@@ -12,6 +12,7 @@ use rustix::fs::OFlags;
 use super::Error;
 use super::fingerprint::{self, GRANULARITY};
 use crate::dataset::OUTPUT_MARK;
+use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::event::{Event, Observer};
 use crate::fs::{FsError, write_atomic};
 
@@ -180,9 +181,29 @@ pub(super) fn now_ns(out: &Path) -> Result<i128, Error> {
     fingerprint::now_ns(&state).map_err(failed("can not write in", &state))
 }
 
-/// What an earlier build knew of large input files, for [`super::index::Index`].
-pub(super) fn read_index(out: &Path) -> Option<Vec<u8>> {
-    own_file(&out.join(STATE).join(INDEX)).ok()
+/// What an earlier build knew of large input files, for [`super::index::Index`]. When `mend`, what is
+/// no file there is moved away.
+pub(super) fn read_index(
+    out: &Path,
+    mend: bool,
+    diags: &mut Diagnostics,
+) -> Result<Option<Vec<u8>>, Error> {
+    let path = out.join(STATE).join(INDEX);
+    if mend {
+        clear(&path, diags)?;
+    }
+    Ok(own_file(&path).ok())
+}
+
+/// Tells that the index is not used.
+pub(super) fn tell_index(out: &Path, diags: &mut Diagnostics) {
+    let path = out.join(STATE).join(INDEX);
+    let message = format!(
+        "{} is no index that this version wrote, or was damaged.",
+        path.display()
+    );
+    let help = "Nothing has to be done: large files are read again, and it is written anew.";
+    diags.push(Diagnostic::new(Rule::RecordDamaged, message).help(help));
 }
 
 /// Writes what this one knows of them.
@@ -196,6 +217,17 @@ pub(super) fn write_index(out: &Path, text: &[u8]) -> Result<(), Error> {
 
 /// The digests of large input files.
 const INDEX: &str = "inputs.index";
+
+/// Makes room for a state file, and tells what was moved.
+pub(super) fn clear(path: &Path, diags: &mut Diagnostics) -> Result<(), Error> {
+    if let Some(aside) = put_aside(path)? {
+        let (path, aside) = (path.display(), aside.display());
+        let message = format!("{path} is no file; it is {aside} now.");
+        let help = "Remove it if it is not needed; nothing of casepack's is in it.";
+        diags.push(Diagnostic::new(Rule::RecordDamaged, message).help(help));
+    }
+    Ok(())
+}
 
 /// Moves what stands in the place of a state file, and is no file, out of the way; where it is now.
 pub(super) fn put_aside(path: &Path) -> Result<Option<PathBuf>, Error> {

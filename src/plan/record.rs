@@ -1,7 +1,8 @@
 //! What casepack remembers of the outputs of one target, in `OUT/.casepack/<target>.record`.
 //!
-//! The first line names the schema and the SHA-256 of the rest, which is JSON: a record that was
-//! damaged, cut or made by another version is recognised, told and not trusted.
+//! The first line names the schema, the target and the SHA-256 of the rest, which is JSON: a record
+//! that was damaged, cut, made by another version or for another target is recognised, told and not
+//! trusted.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use crate::digest::Digest;
 use crate::tree::Seen;
 
 /// Another one is not trusted.
-const SCHEMA: &str = "casepack.record.v2";
+const SCHEMA: &str = "casepack.record.v3";
 
 /// What is known of one output.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -58,6 +59,9 @@ pub(super) struct Record {
     /// Bundles: the manifest's digest of the release that the outputs are in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) release: Option<String>,
+    /// Bundles: what the blobs looked like when the release was whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) blobs: Option<String>,
     /// Digests of the files beside the outputs, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) beside: BTreeMap<String, String>,
@@ -66,22 +70,23 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Reads the text of a record; `None` when it is damaged or of another version.
-    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+    /// Reads the text of the record of `target`; `None` when it is damaged or another one.
+    pub(super) fn parse(target: &str, bytes: &[u8]) -> Option<Self> {
         let newline = bytes.iter().position(|byte| *byte == b'\n')?;
         let (head, body) = (bytes.get(..newline)?, bytes.get(newline + 1..)?);
         let head = str::from_utf8(head).ok()?.strip_prefix(SCHEMA)?;
+        let head = head.strip_prefix(' ')?.strip_prefix(target)?;
         let digest = Digest::from_hex(head.strip_prefix(' ')?).ok()?;
         (Digest::of(body) == digest).then(|| serde_json::from_slice(body).ok())?
     }
 
-    /// The text of the record.
+    /// The text of the record of `target`.
     ///
     /// # Errors
     /// None that its types can have.
-    pub(super) fn text(&self) -> serde_json::Result<Vec<u8>> {
+    pub(super) fn text(&self, target: &str) -> serde_json::Result<Vec<u8>> {
         let body = serde_json::to_vec(self)?;
-        let mut text = format!("{SCHEMA} {}\n", Digest::of(&body).hex()).into_bytes();
+        let mut text = format!("{SCHEMA} {target} {}\n", Digest::of(&body).hex()).into_bytes();
         text.extend(body);
         Ok(text)
     }
@@ -95,13 +100,17 @@ mod tests {
     fn a_damaged_record_is_none() {
         let mut record = Record::default();
         record.outputs.insert("a".to_owned(), Known::default());
-        let text = record.text().unwrap();
-        assert_eq!(Record::parse(&text).unwrap().outputs.len(), 1);
+        let text = record.text("harbor").unwrap();
+        assert_eq!(Record::parse("harbor", &text).unwrap().outputs.len(), 1);
+        assert!(Record::parse("evalhub", &text).is_none());
         for at in 0..text.len() {
             let mut damaged = text.clone();
             damaged[at] ^= 1;
-            assert!(Record::parse(&damaged).is_none(), "byte {at}");
-            assert!(Record::parse(&text[..at]).is_none(), "cut at {at}");
+            assert!(Record::parse("harbor", &damaged).is_none(), "byte {at}");
+            assert!(
+                Record::parse("harbor", &text[..at]).is_none(),
+                "cut at {at}"
+            );
         }
     }
 }

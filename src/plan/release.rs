@@ -26,9 +26,9 @@ fn local_ref() -> Result<RefName, Error> {
     })
 }
 
-/// Forgets what is recorded of a release that is not there, or not whole; with `read`, all blobs are
-/// read and hashed, and those that are damaged removed.
-pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) {
+/// Forgets what is recorded of a release that is not there, or not whole. Blobs that somebody touched
+/// since (`read`: in any case) are read and hashed; those that are damaged are removed when `mend`.
+pub(super) fn believe(output: &mut Output, read: bool, mend: bool, diags: &mut Diagnostics) {
     let Some(recorded) = output.release() else {
         return;
     };
@@ -38,7 +38,8 @@ pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) 
     let listed = [bundle::OCI_LAYOUT, bundle::INDEX_JSON]
         .iter()
         .all(|name| output.file(name).is_ok());
-    let whole = !read || remove_damaged(output.path()) == 0;
+    let trusted = !read && output.blobs_untouched();
+    let whole = trusted || damaged(output.path(), mend) == 0;
     if whole && listed && there.is_some_and(|it| it.digest.to_string() == recorded) {
         return;
     }
@@ -55,9 +56,9 @@ pub(super) fn believe(output: &mut Output, read: bool, diags: &mut Diagnostics) 
     output.forget();
 }
 
-/// Removes the blobs of the store that are not what their names say, so that they are made again and
-/// not taken over; how many. Nothing that a link leads to is looked at.
-fn remove_damaged(store: &Path) -> usize {
+/// How many blobs of the store are not what their names say; with `mend` they are removed, so that
+/// they are made again and not taken over. Nothing that a link leads to is looked at.
+fn damaged(store: &Path, mend: bool) -> usize {
     let (Ok(root), Ok(blobs)) = (Root::open(store), TreePath::new("blobs/sha256")) else {
         return 0;
     };
@@ -68,7 +69,8 @@ fn remove_damaged(store: &Path) -> usize {
         };
         let digest = || hash_reader(&mut root.open_file(&path).ok()?.0).ok();
         let same = |digest: Digest| digest.hex() == path.name();
-        !digest().is_some_and(|(digest, _)| same(digest)) && root.remove_file(&path).is_ok()
+        let is_damaged = !digest().is_some_and(|(digest, _)| same(digest));
+        is_damaged && (!mend || root.remove_file(&path).is_ok())
     });
     damaged.count()
 }

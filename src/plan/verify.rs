@@ -136,12 +136,14 @@ fn of_target(target: Target, output: &Output, crew: &Crew<'_>, verified: &mut Ve
         verified.differences.extend(one.differences);
         listed.extend(one.listed);
     }
+    let before = verified.differences.len();
     if target == Target::Harbor && !verified.interrupted {
         of_list(output, &listed, &mut verified.differences);
     }
+    let told = verified.differences.len() > before;
     for (name, recorded) in output.beside() {
         // What differs in that one was told line by line.
-        if target == Target::Harbor && name == "dataset.toml" {
+        if target == Target::Harbor && name == "dataset.toml" && told {
             continue;
         }
         let (change, found) = match output.file(&name) {
@@ -206,8 +208,11 @@ fn of_output(target: Target, output: &Output, place: &TreePath) -> One {
         }
         Some(Err(bad)) => {
             for bad in bad {
+                // The place itself is said already.
+                let inside = bad.shown.strip_prefix(place.as_str()).unwrap_or(&bad.shown);
+                let inside = inside.trim_start_matches('/');
                 one.differences.push(differ(
-                    Some(&bad.shown),
+                    Some(inside).filter(|inside| !inside.is_empty()),
                     Change::Unusable,
                     None,
                     Some(bad.why),

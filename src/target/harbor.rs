@@ -445,7 +445,10 @@ fn check_case(
             diags.push(
                 Diagnostic::new(
                     Rule::HarborDigestIgnores,
-                    "Harbor leaves a file of the workspace out of its digest because of its name.",
+                    format!(
+                        "Harbor leaves '{path}' of the workspace out of its digest because of its \
+                         name."
+                    ),
                 )
                 .help("Rename the file; else a change in it goes unnoticed by what relies on the digest.")
                 .entry(path.as_str())
@@ -536,7 +539,10 @@ impl Files {
             diags.push(
                 Diagnostic::new(
                     Rule::PathTooLong,
-                    format!("'{path}' can not be a path of a package."),
+                    format!(
+                        "'{path}' can not be a path of a package: it has more than \
+                         {MAX_PATH_BYTES} bytes, or stands where another file is."
+                    ),
                 )
                 .help("Shorten or rename the file of the case.")
                 .case(case),

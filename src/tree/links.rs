@@ -32,11 +32,11 @@ pub struct Links {
 
 impl Links {
     /// Opens the pool in the directory `dir`, of which `seen` was known. Files that look otherwise
-    /// now are read, and removed when they are not what their names say.
+    /// now are read; those that are not what their names say are not used, and with `mend` removed.
     ///
     /// # Errors
     /// When the directory can't be read.
-    pub fn open(dir: &Path, seen: &Seen) -> io::Result<Self> {
+    pub fn open(dir: &Path, seen: &Seen, mend: bool) -> io::Result<Self> {
         let root = Root::open(dir).map_err(|error| error.source)?;
         let mut trusted = BTreeSet::new();
         for entry in root.list(None).map_err(|error| error.source)? {
@@ -49,7 +49,7 @@ impl Links {
             let known = seen.get(path.as_str()) == Some(&shown(&stamp));
             if known || is_what_it_says(&root, &path) {
                 trusted.insert((stamp.dev, stamp.ino));
-            } else {
+            } else if mend {
                 rustix::fs::unlinkat(root.handle(), path.as_str(), AtFlags::empty()).ok();
             }
         }

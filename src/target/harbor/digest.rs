@@ -24,6 +24,9 @@ pub enum DigestError {
     /// An ignore file that is not UTF-8.
     #[error("'{0}' is not UTF-8")]
     NotText(TreePath),
+    /// A directory where Harbor reads an ignore file.
+    #[error("'{0}' is a directory, and Harbor reads it as an ignore file")]
+    IgnoreIsDir(String),
     /// An ignore file that Harbor itself refuses.
     #[error("'{path}' has a line that Harbor refuses: '{line}'")]
     BadIgnoreLine {
@@ -163,12 +166,20 @@ impl HarborIgnore {
     fn load(tree: &Tree) -> Self {
         let mut files = BTreeMap::new();
         for (path, entry) in tree.iter() {
-            if path.name() != HARBORIGNORE {
+            if !path.as_str().contains(HARBORIGNORE) {
                 continue;
             }
-            let Some(dir) = path.parent() else { continue };
-            if in_scope(&dir.components().collect::<Vec<_>>()) {
-                files.insert(dir.as_str().to_owned(), load(path, entry, Dialect::Harbor));
+            let names: Vec<&str> = path.components().collect();
+            let Some(at) = names.iter().position(|name| *name == HARBORIGNORE) else {
+                continue;
+            };
+            if in_scope(&names[..at]) {
+                let rules = if at + 1 == names.len() {
+                    load(path, entry, Dialect::Harbor)
+                } else {
+                    Err(DigestError::IgnoreIsDir(names[..=at].join("/")))
+                };
+                files.insert(names[..at].join("/"), rules);
             }
         }
         Self(files)
@@ -372,6 +383,15 @@ mod tests {
         assert_eq!(dataset_digest(&[]).to_string(), expected["dataset_empty"]);
         let twice: Vec<Digest> = [digests[0]].into_iter().chain(digests.clone()).collect();
         assert_ne!(dataset_digest(&twice), dataset_digest(&digests));
+    }
+
+    #[test]
+    fn a_directory_is_no_ignore_file() {
+        let outside = tree(&[("environment/.harborignore/x", ""), ("tests/a", "")]);
+        assert_eq!(listed(&outside), ["tests/a"]);
+        let inside = tree(&[("tests/.harborignore/x", ""), ("tests/a", "")]);
+        let expected = DigestError::IgnoreIsDir("tests/.harborignore".to_owned());
+        assert_eq!(digest(&inside), Err(expected));
     }
 
     #[test]

@@ -504,7 +504,7 @@ judges:
         [
             "warning no-verdict: Nothing judges the cases: every package reports the reward 0 and says so.",
             "error harbor-environment-name: With an image, 'Dockerfile' at the top of the workspace makes Harbor build it and upload nothing of the workspace.",
-            "warning harbor-digest-ignores: Harbor leaves a file of the workspace out of its digest because of its name.",
+            "warning harbor-digest-ignores: Harbor leaves 'notes~' of the workspace out of its digest because of its name.",
         ]
         "#);
 }
