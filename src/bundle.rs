@@ -139,8 +139,8 @@ impl Bad {
     pub fn help(&self) -> &'static str {
         match self.fault {
             Fault::Damaged => {
-                "The store is damaged, or is none of casepack: publish the release again, or take \
-                 it from another store."
+                "The store is damaged, or is none of casepack: publish the release again with \
+                 `casepack publish --force`, or take it from another store."
             }
             Fault::Older => {
                 "Publish the dataset again with this casepack; until then the one that wrote the \

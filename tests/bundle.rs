@@ -380,6 +380,47 @@ fn what_can_not_be_pulled_is_said() {
 }
 
 #[test]
+fn publishing_again_mends_what_a_store_has_lost() {
+    let project = with_release(&many(25));
+    publish(&project, "store", "v1");
+    let whole = project.tree("store");
+    let pack = {
+        let inspected = json(&project, &["inspect", "store", "--ref", "v1"]);
+        let digest = inspected["document"]["packs"][0]["digest"].as_str();
+        digest.unwrap().replace("sha256:", "store/blobs/sha256/")
+    };
+    let shorter = |name: &str| {
+        let bytes = fs::read(project.path(name)).unwrap();
+        fs::write(project.path(name), &bytes[..bytes.len() - 7]).unwrap();
+    };
+    let pull = ["pull", "store", "--ref", "v1", "-o", "out"];
+    for force in [false, true] {
+        let damages: [&dyn Fn(); 5] = [
+            &|| shorter(&pack),
+            &|| project.remove(&pack),
+            &|| project.remove("store/oci-layout"),
+            &|| shorter("store/oci-layout"),
+            &|| project.remove("store/index.json"),
+        ];
+        for (at, damage) in damages.iter().enumerate() {
+            damage();
+            if at < 2 {
+                let told = project.casepack(pull).assert_code(3);
+                assert!(told.stderr.contains("The store is damaged"), "{told}");
+                assert!(told.stderr.contains("publish --force"), "{told}");
+            }
+            let mut args = vec!["publish", "store", "--from", "bundle", "--tag", "v1"];
+            args.extend(force.then_some("--force"));
+            let again = json(&project, &args);
+            assert_eq!(again["unchanged"], false, "{at} {again}");
+            assert_eq!(project.tree("store"), whole, "{at} {force}");
+        }
+    }
+    let again = publish(&project, "store", "v1");
+    assert_eq!(again["unchanged"], true, "{again}");
+}
+
+#[test]
 fn parts_make_the_whole_and_a_cache_is_used() {
     let cases = many(30);
     let project = with_release(&cases);

@@ -1,6 +1,7 @@
 //! A release goes to a store: blobs, then the manifest, then the ref, then the index of all refs.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,11 +16,14 @@ use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
 use crate::fs::Root;
 use crate::store::{
-    AT_ONCE, Body, Conditions, Entry, Etag, Expected, Reason, Store, Swap, for_each,
+    AT_ONCE, Body, Conditions, Entry, Etag, Expected, Listed, Reason, Store, Swap, for_each,
 };
 
 /// Blobs of a store at most.
 const MAX_BLOBS: usize = 10_000_000;
+/// Entries of a listing that are looked at where one request has to do: a page has 1000, and the
+/// last of them must not lead to another one.
+const PAGE: usize = 999;
 /// How often the index is made again because refs moved meanwhile.
 const ROUNDS: usize = 50;
 
@@ -79,13 +83,16 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
         ..Pushed::default()
     };
     let blobs = push.release.blobs();
-    if done.before == Some(push.release.digest) {
+    let named = done.before == Some(push.release.digest);
+    // Whoever was killed after it had moved the ref left the index as it was.
+    if named
+        && !push.force
+        && index_has(store, push.reference, push.release)?
+        && looks_whole(store, &blobs, push.release)?
+    {
         done.unchanged = true;
         done.present = blobs.len() as u64;
         done.present_bytes = blobs.iter().map(|blob| blob.size).sum();
-        if !push.dry_run && !index_has(store, push.reference, push.release)? {
-            rebuild_index(push.remote)?;
-        }
         return Ok(done);
     }
     if before.is_none() {
@@ -107,7 +114,8 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
             "Run it again: what was uploaded is there.",
         ));
     }
-    done.unconditional = !conditions(store, before.is_some())?;
+    // What is sent again may include what conditions are asked with.
+    done.unconditional = !conditions(store, before.is_some() && !named)?;
     move_ref(push, before.map(|(etag, ..)| etag).as_ref(), &mut done)?;
     if !risky.is_empty() {
         // Now that the ref names them, what is sent again stays.
@@ -116,6 +124,44 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
     }
     rebuild_index(push.remote)?;
     Ok(done)
+}
+
+/// Whether a store that names the release has all of it, by one page of a listing: presence and
+/// sizes. What lies beyond the page is taken to be there; with --force everything is compared.
+fn looks_whole(
+    store: &dyn Store,
+    blobs: &[Descriptor],
+    release: &Release,
+) -> Result<bool, PublishError> {
+    let manifest = Descriptor::of(&release.manifest);
+    let mut missing: BTreeMap<String, u64> = blobs
+        .iter()
+        .chain([&manifest])
+        .map(|blob| (blob_key(blob.digest), blob.size))
+        .collect();
+    missing.insert(OCI_LAYOUT.to_owned(), OCI_LAYOUT_BYTES.len() as u64);
+    let mut whole = true;
+    let mut seen = 0;
+    // By the bytes of their keys: what is smaller than the last one seen and was not seen is not
+    // there.
+    let mut end = None;
+    store.list("", &mut |listed| {
+        seen += 1;
+        let Listed::Entry(entry) = listed else {
+            return ControlFlow::Continue(());
+        };
+        let text = entry.key.as_str();
+        whole &= missing.remove(text).is_none_or(|size| size == entry.size);
+        if seen >= PAGE {
+            end = Some(text.to_owned());
+        }
+        if seen >= PAGE || text >= OCI_LAYOUT {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    })?;
+    let lost = |key: &String| end.as_ref().is_none_or(|end| key < end);
+    Ok(whole && !missing.keys().any(lost))
 }
 
 /// Two refs that are one name on some file systems would overwrite each other there.

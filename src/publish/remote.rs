@@ -12,7 +12,7 @@ use crate::bundle::{
 };
 use crate::digest::Digest;
 use crate::fs::write_atomic;
-use crate::store::{Etag, Store};
+use crate::store::{Etag, Reason, Store, StoreError};
 
 /// Bytes between two frames that are read rather than asked for apart.
 const GAP: u64 = 64 << 10;
@@ -172,7 +172,8 @@ impl<'a> Remote<'a> {
         let limit = limits::SHARD_BYTES + (1 << 20);
         let object = self
             .store
-            .get(&key(&blob_key(blob.digest))?, blob.size.min(limit))?;
+            .get(&key(&blob_key(blob.digest))?, blob.size.min(limit))
+            .map_err(|error| lost(error, &format!("the blob {}", blob.digest)))?;
         if Descriptor::of(&object.bytes) != blob {
             let why = "has other bytes than its digest says";
             return Err(Bad::new(format!("the blob {}", blob.digest), why).into());
@@ -188,7 +189,10 @@ impl<'a> Remote<'a> {
         }
         let size = usize::try_from(pack.index.size).unwrap_or(usize::MAX);
         let path = key(&blob_key(pack.blob.digest))?;
-        let bytes = self.store.get_range(&path, pack.data(), size)?;
+        let bytes = self
+            .store
+            .get_range(&path, pack.data(), size)
+            .map_err(|error| lost(error, &pack.object()))?;
         let index = pack.parse_index(&bytes)?;
         self.keep(pack.index.digest, &bytes);
         Ok(index)
@@ -237,7 +241,8 @@ impl<'a> Remote<'a> {
             let size = usize::try_from(end - first.offset).unwrap_or(usize::MAX);
             let bytes = self
                 .store
-                .get_range(&key(&blob_key(pack))?, first.offset, size)?;
+                .get_range(&key(&blob_key(pack))?, first.offset, size)
+                .map_err(|error| lost(error, &format!("the pack {pack}")))?;
             for (number, frame) in frames {
                 let from = usize::try_from(frame.offset - first.offset).unwrap_or(usize::MAX);
                 let length = usize::try_from(frame.length).unwrap_or(usize::MAX);
@@ -270,6 +275,17 @@ impl<'a> Remote<'a> {
     fn cache_path(&self, digest: Digest) -> Option<PathBuf> {
         Some(self.cache?.join("sha256").join(digest.hex()))
     }
+}
+
+/// What a release names and the store has not whole is damage.
+fn lost(error: StoreError, object: &str) -> PublishError {
+    let why = match &*error.reason {
+        Reason::NotFound => "is missing",
+        Reason::Short { .. } => "is shorter than its release says",
+        Reason::TooLarge { .. } => "is longer than its release says",
+        _ => return error.into(),
+    };
+    Bad::new(format!("{object} ({})", error.object), why).into()
 }
 
 /// Runs of frames that are asked for together.

@@ -213,7 +213,9 @@ impl Reason {
             Self::TooLarge { .. } | Self::TooMany { .. } => {
                 "Is this a store that casepack wrote? Check its URL."
             }
-            Self::Short { .. } => "The object is damaged: publish the dataset again.",
+            Self::Short { .. } => {
+                "The object is damaged: publish the dataset again with `casepack publish --force`."
+            }
             Self::Damaged { .. } => {
                 "A file changed while it was read, or was damaged on its way: try again."
             }

@@ -104,7 +104,7 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
             causes: vec![first],
             ..Failure::new(
                 "The store is damaged.",
-                "Publish the releases again with casepack: what is damaged and has another size is sent again; remove damaged blobs of the same size first.",
+                "Publish the releases again with `casepack publish --force`: what is missing or has another size is sent again; remove damaged blobs of the same size first.",
             )
         },
         (None, Some((first, help))) => Failure {
