@@ -60,6 +60,9 @@ struct Context {
 
 /// Runs the command line `args`, the program's name first.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    // What the caller has open (a directory of answers, a lock) is for nobody who is started from
+    // here; nothing else is open yet.
+    close_fds::set_fds_cloexec(3, &[]);
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(|place| (place.file(), place.line()));
         ui::to_stderr(&bug(info.payload_as_str(), place));

@@ -15,6 +15,7 @@ mod engine;
 mod env;
 mod hooks;
 mod keeper;
+mod keyrings;
 mod known;
 mod limits;
 mod overlay;

@@ -25,6 +25,7 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal};
 
 use super::keeper::KEEP;
+use super::keyrings;
 use crate::diag::count;
 
 /// Between TERM and KILL.
@@ -290,6 +291,11 @@ fn start_child(job: &Job<'_>, mark: &str) -> io::Result<(Child, [Option<OwnedFd>
         command.arg(write.as_raw_fd().to_string());
         status = Some(read);
         inherited.push(write);
+        let filter = keyrings::filter()?;
+        rustix::io::fcntl_setfd(&filter, FdFlags::empty())?;
+        command.arg("--seccomp");
+        command.arg(filter.as_raw_fd().to_string());
+        inherited.push(filter);
         for (file, inside) in job.files {
             let file = OwnedFd::from(file.try_clone()?);
             rustix::io::fcntl_setfd(&file, FdFlags::empty())?;

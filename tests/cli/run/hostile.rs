@@ -216,6 +216,82 @@ fn an_agent_finds_no_way_to_what_it_is_judged_by() {
     assert!(!project.path("runs/r/a/workspace/out/late").exists());
 }
 
+/// What whoever starts casepack has open is not for what casepack starts.
+#[test]
+fn nothing_open_is_handed_down() {
+    // What lists them has one more open: the directory itself.
+    let look = "readlink /proc/self/fd/* | grep -e cases -e eval.yaml > $1; ls /proc/$$/fd > $2\n";
+    for sandbox in sandboxes() {
+        let project = project(
+            &format!("set -- out/found out/open\n{look}"),
+            &["a"],
+            "return True",
+        );
+        let hook = look.replace("$1", "hook-found").replace("$2", "hook-open");
+        let config = project.read("eval.yaml");
+        let hooks = format!(
+            "hooks: {{before_each: [{{command: bash $AGENT_EVAL_PROJECT_ROOT/hook.sh}}]}}\n{config}"
+        );
+        project.write("eval.yaml", hooks);
+        project.write(
+            "hook.sh",
+            format!("cd \"$AGENT_EVAL_PROJECT_ROOT\"\n{hook}"),
+        );
+        let opened = ["-c", "exec 7<cases 9<eval.yaml; exec \"$@\"", "bash"];
+        let args = [
+            "--sandbox",
+            sandbox,
+            "--run-id",
+            "r",
+            "--keep-workspaces",
+            "all",
+        ];
+        let command = run(&project, &args).within("bash", opened.map(Into::into));
+        command.run().assert_code(0);
+        for place in ["runs/r/a/workspace/out/", "hook-"] {
+            assert_eq!(project.read(&format!("{place}found")), "", "{sandbox}");
+            let open = project.read(&format!("{place}open"));
+            // Bash keeps its script open far above.
+            let low = open.lines().filter(|fd| fd.len() < 3);
+            assert_eq!(low.collect::<Vec<_>>(), ["0", "1", "2"], "{sandbox}");
+        }
+    }
+}
+
+/// The kernel's keyrings are divided by no namespace.
+#[test]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn no_keys_are_left_to_the_next() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let first = if cfg!(target_arch = "x86_64") {
+        248
+    } else {
+        217
+    };
+    // add_key, request_key, keyctl (get the id of the user's keyring); then one that is allowed.
+    let agent = format!(
+        "exec python3 - <<'X'\nimport ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n\
+         def call(*args):\n ctypes.set_errno(0)\n libc.syscall(*args)\n return ctypes.get_errno()\n\
+         said = [call({first}, b'user', b'casepack', b'x', 1, -4),\n  \
+         call({first} + 1, b'user', b'casepack', None, 0), call({first} + 2, 0, -4, 1), call(999)]\n\
+         open('out/said', 'w').write(' '.join(map(str, said)))\nX\n"
+    );
+    let project = project(&agent, &["a"], "return True");
+    let args = [
+        "--sandbox",
+        "bwrap",
+        "--run-id",
+        "r",
+        "--keep-workspaces",
+        "all",
+    ];
+    run(&project, &args).run().assert_code(0);
+    // EPERM, and ENOSYS
+    assert_eq!(project.read("runs/r/a/workspace/out/said"), "1 1 1 38");
+}
+
 #[test]
 fn the_agent_is_the_user_that_the_package_names() {
     if !sandboxes().contains(&"bwrap") {
