@@ -263,11 +263,8 @@ fn share(files: Vec<TreePath>, pattern: &str, counts: &[usize]) -> Vec<Vec<TreeP
                 let prefixes: Vec<String> =
                     (next..next + count).map(|n| numbered(pattern, n)).collect();
                 next += count;
-                let own = |file: &&TreePath| {
-                    prefixes
-                        .iter()
-                        .any(|prefix| file.name().starts_with(prefix))
-                };
+                let own =
+                    |file: &&TreePath| prefixes.iter().any(|prefix| begins(file.name(), prefix));
                 files.iter().filter(own).cloned().collect()
             })
             .collect();
@@ -288,6 +285,14 @@ fn share(files: Vec<TreePath>, pattern: &str, counts: &[usize]) -> Vec<Vec<TreeP
     };
     parts.resize(counts.len(), Vec::new());
     parts
+}
+
+/// Whether a name begins with `prefix`, which does not end within a number: `R-1` does not begin
+/// `R-10.txt`.
+fn begins(name: &str, prefix: &str) -> bool {
+    let digit = |end: Option<char>| end.is_some_and(|end| end.is_ascii_digit());
+    name.strip_prefix(prefix)
+        .is_some_and(|rest| !(digit(prefix.chars().last()) && digit(rest.chars().next())))
 }
 
 /// `{n}` and `{n:03d}` as Python's `format` has them.
@@ -353,6 +358,11 @@ mod tests {
         ] {
             assert_eq!(shared_out(&files, pattern, counts), wanted, "{pattern}");
         }
+        let numbers = ["o/R-1.txt", "o/R-10.txt", "o/R-2-x", "o/R-20"];
+        assert_eq!(
+            shared_out(&numbers, "R-{n}", &[1, 1]),
+            ["o/R-1.txt", "o/R-2-x"]
+        );
         // Names without numbers: one each, in their order; who is left gets nothing.
         assert_eq!(
             shared_out(&["o/a", "o/b"], "", &[1, 1, 1]),
