@@ -147,6 +147,12 @@ fn shards_of_a_run_become_one() {
     assert_eq!(missing[0]["cases"], json!(ids), "{outcome}");
     assert_eq!(outcome.json()["summary"]["skipped"], json!(ids.len()));
     assert!(outcome.json()["dataset"]["digest"].is_null());
+    for parts in [["part", "3"], ["3", "part"]] {
+        let args = [parts[0], parts[1], "-o", "mended", "--output", "json"];
+        let outcome = report(&project, &args).assert_code(0);
+        assert_eq!(outcome.json()["summary"], whole["summary"]);
+        assert_eq!(outcome.findings("results-conflict").len(), 0, "{outcome}");
+    }
 }
 
 #[test]

@@ -65,7 +65,7 @@ pub fn merge(runs: &[RunResults], diags: &mut Diagnostics) -> Option<Merged> {
         add_new(&mut together.warnings, &run.warnings);
         add_new(&mut together.agent.files, &run.agent.files);
     }
-    let missing: BTreeSet<CaseId> = runs
+    let mut missing: BTreeSet<CaseId> = runs
         .iter()
         .flat_map(|run| &run.other_shards)
         .filter_map(|id| CaseId::new(id).ok())
@@ -73,6 +73,11 @@ pub fn merge(runs: &[RunResults], diags: &mut Diagnostics) -> Option<Merged> {
     let mut cases: BTreeMap<CaseId, (CaseResult, &RunResults)> = BTreeMap::new();
     for run in runs {
         for case in &run.cases {
+            // Of an earlier merge: one of the others may have it.
+            if case.message.as_deref() == Some(NOWHERE) {
+                missing.insert(case.id.clone());
+                continue;
+            }
             match cases.get_mut(&case.id) {
                 None => {
                     cases.insert(case.id.clone(), (case.clone(), run));
@@ -102,7 +107,7 @@ pub fn merge(runs: &[RunResults], diags: &mut Diagnostics) -> Option<Merged> {
         );
         let mut none = CaseResult::new(&id);
         none.status = Status::Skipped;
-        none.message = Some("None of the runs has a result of this case.".to_owned());
+        none.message = Some(NOWHERE.to_owned());
         cases.insert(id, (none, first));
     }
     let (cases, homes) = cases
@@ -112,6 +117,9 @@ pub fn merge(runs: &[RunResults], diags: &mut Diagnostics) -> Option<Merged> {
     let results = together.with_cases(cases);
     Some(Merged { results, homes })
 }
+
+/// What is said of a case that none of the runs has.
+const NOWHERE: &str = "None of the runs has a result of this case.";
 
 /// What two parts of one run have in common, where they have not.
 fn differences(a: &RunResults, b: &RunResults) -> Vec<(&'static str, String, String, Severity)> {
