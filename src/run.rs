@@ -293,6 +293,10 @@ pub fn run(
         }
         start.begin(&dir)?
     };
+    let was_open = resume::was_open(&dir);
+    if sandbox.is_none() {
+        resume::note_open(&dir)?;
+    }
     let project = project(request, &runs_dir, sandbox.is_some());
     let etc = dir.join(ETC);
     // Of an earlier run that was killed.
@@ -352,6 +356,14 @@ pub fn run(
     let interrupted = cases
         .iter()
         .any(|case| case.error == Some(ErrorKind::Interrupted));
+    let resumed = |case: &CaseResult| case.each_attempt().iter().any(|it| it.resumed);
+    let batches = runner.batches.iter().flatten();
+    let kept = cases.iter().any(resumed) || batches.into_iter().any(|batch| batch.resumed);
+    let kept_open = was_open && kept;
+    if kept_open && runner.sandbox.is_some() {
+        let told = "Verdicts of an earlier part of this run were given without a sandbox.";
+        warnings.push(told.to_owned());
+    }
     let shown = runner.shown.lock().unwrap_or_else(PoisonError::into_inner);
     let results = RunResults {
         run_id: request.run_id.to_owned(),
@@ -369,7 +381,7 @@ pub fn run(
             ..start.agent
         },
         engine: "casepack".to_owned(),
-        isolated: runner.sandbox.is_some(),
+        isolated: runner.sandbox.is_some() && !kept_open,
         pass_at: request.pass_at,
         attempts: request.attempts,
         thresholds: thresholds::evaluate(request.thresholds, &cases),
@@ -826,6 +838,15 @@ fn check_agent(request: &Request<'_>, diags: &mut Diagnostics) -> Result<String,
                 ),
                 "Install it, or run with --agent oracle or --agent nop.",
             ),
+            Ok(Worker::Cli(command)) => match worker::missing(command, runner, request) {
+                Some(program) => (
+                    format!("{place}.command"),
+                    format!("The program '{program}' of the agent's command is not found in PATH."),
+                    "Install it, name it by its path in the project, or run with --agent oracle or \
+                     --agent nop.",
+                ),
+                None => return,
+            },
             Ok(_) => return,
             Err(message) => (place.to_owned(), message, NAME_AN_AGENT),
         };

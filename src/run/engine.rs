@@ -8,12 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{Read, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use serde_json::Value;
 
 use super::results::{AgentRun, CaseResult, ErrorKind, Status, StepResult, Tokens, VerifierRun};
@@ -38,6 +39,8 @@ const LOOK: Duration = Duration::from_secs(2);
 const MAX: u64 = 64 << 20;
 /// How long Harbor may take to end its own children when the run is stopped.
 const GRACE: Duration = Duration::from_mins(1);
+/// How long what it left may take.
+const REST: Duration = Duration::from_secs(5);
 
 /// Runs the packages with Harbor; a result for each, in their order.
 pub(super) fn run(
@@ -68,7 +71,9 @@ pub(super) fn run(
         .stdin(Stdio::null())
         // Standard output is for the result of the whole.
         .stdout(end.try_clone().map_err(failed)?)
-        .stderr(end);
+        .stderr(end)
+        // With all that it starts; an interrupt of the terminal is handed on to it.
+        .process_group(0);
     let child = command.spawn().map_err(failed)?;
     // The ends that only the child is to have.
     drop(command);
@@ -238,6 +243,7 @@ fn wait(
     request: &Request<'_>,
     mut look: impl FnMut(),
 ) -> std::io::Result<ExitStatus> {
+    let group = Pid::from_child(&child);
     let mut asked: Option<Instant> = None;
     let mut looked = Instant::now();
     loop {
@@ -246,19 +252,35 @@ fn wait(
             looked = Instant::now();
         }
         if let Some(status) = child.try_wait()? {
+            if asked.is_some() {
+                end_rest(group);
+            }
             return Ok(status);
         }
         if request.stop.load(Ordering::Relaxed) {
             let since = *asked.get_or_insert_with(|| {
                 // It may have been gone already.
-                let _ = kill_process(Pid::from_child(&child), Signal::INT);
+                let _ = kill_process_group(group, Signal::INT);
                 Instant::now()
             });
             if since.elapsed() > GRACE {
-                child.kill()?;
+                let _ = kill_process_group(group, Signal::KILL);
             }
         }
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Ends what Harbor left behind when it was interrupted: what runs in the background of a shell takes
+/// no notice of INT.
+fn end_rest(group: Pid) {
+    let until = Instant::now() + REST;
+    let mut signal = Signal::TERM;
+    while kill_process_group(group, signal).is_ok() && signal != Signal::KILL {
+        while test_kill_process_group(group).is_ok() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        signal = Signal::KILL;
     }
 }
 

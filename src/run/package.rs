@@ -185,9 +185,12 @@ impl Package {
         let task = Table(document.as_table());
         let environment = task.table("environment");
         linux(&environment)?;
-        let mode = task.table("metadata").text("environment_mode");
+        let metadata = task.table("metadata");
+        let own = metadata.text("generated_by").as_deref() == Some("casepack")
+            && metadata.text("environment_mode").as_deref() == Some("dockerfile")
+            && builds_the_workspace(&tree);
         let image = environment.named("docker_image");
-        let workspace = workspace(&tree, mode.as_deref(), image)?;
+        let workspace = workspace(&tree, own, image)?;
         let workdir = environment.text("workdir");
         let workdir = workdir.unwrap_or_else(|| WORKDIR.to_owned());
         let own = task.get("steps").is_some();
@@ -343,13 +346,33 @@ fn overlaid(tree: &Tree, dirs: &[&str], script: &str) -> Result<Tree, Unusable> 
     Ok(builder.finish())
 }
 
-/// The files that the agent starts with (policy 22; harbor.md 4.1).
-fn workspace(tree: &Tree, mode: Option<&str>, image: bool) -> Result<Tree, Unusable> {
+/// Whether what is built for a package is its workspace and nothing else: its Dockerfile is one that
+/// casepack writes (`target::harbor`), so that nothing is lost without it.
+fn builds_the_workspace(tree: &Tree) -> bool {
+    let text = read_text(tree, "environment/Dockerfile").unwrap_or_default();
+    let mut lines = text.lines();
+    let first = lines.next().is_some_and(|line| line.starts_with("FROM "));
+    let plain = |line: &str| {
+        line == "COPY workspace/ ."
+            || [
+                "WORKDIR /",
+                "RUN [\"mkdir\", \"-p\", \"--\", ",
+                "RUN [\"chown\", \"-R\", ",
+            ]
+            .iter()
+            .any(|begin| line.starts_with(begin) && !line.ends_with('\\'))
+    };
+    first && lines.all(plain) && !exists(tree, "environment/docker-compose.yaml")
+}
+
+/// The files that the agent starts with (policy 22; harbor.md 4.1); `own`: casepack made the
+/// package, with a Dockerfile that only copies them.
+fn workspace(tree: &Tree, own: bool, image: bool) -> Result<Tree, Unusable> {
     let built = ["environment/Dockerfile", "environment/docker-compose.yaml"]
         .into_iter()
         .find(|file| exists(tree, file));
-    let dir = match (mode, image, built) {
-        (Some("dockerfile"), _, _) => "environment/workspace",
+    let dir = match (own, image, built) {
+        (true, _, _) => "environment/workspace",
         (_, true, None) => "environment",
         (_, _, Some(file)) => {
             return Err(Unusable::Elsewhere(format!(

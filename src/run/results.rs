@@ -423,8 +423,8 @@ pub struct Summary {
     /// The same for tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_usage: Option<Tokens>,
-    /// By k: the chance that of k attempts at a case one passes, over the cases that were run to
-    /// their end (Chen et al. 2021, the unbiased estimator). Only with several attempts.
+    /// By k: the chance that of k attempts at a case one passes, where one without a verdict has not
+    /// passed, over the cases of which as many were made (Chen et al. 2021, the unbiased estimator). Only with several attempts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pass_at_k: BTreeMap<u32, f64>,
 }
@@ -504,8 +504,9 @@ impl RunResults {
                     let found = case.attempts.iter().filter(|it| wanted(it.status));
                     u32::try_from(found.count()).unwrap_or(u32::MAX)
                 };
-                let judged = of(&|it| matches!(it, Status::Passed | Status::Failed));
-                (judged, of(&|it| it == Status::Passed))
+                // As in Harbor, one without a verdict has not passed.
+                let made = of(&|it| it != Status::Skipped);
+                (made, of(&|it| it == Status::Passed))
             })
             .collect();
         let most = tried.iter().map(|(tries, _)| *tries).min().unwrap_or(0);

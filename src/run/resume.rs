@@ -9,9 +9,11 @@ use std::path::Path;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
+use super::agent;
 use super::package::Package;
 use super::results::{AgentRef, CaseResult, DatasetRef, Status, to_text};
-use super::{Error, PackageRef, Request};
+use super::{Agent, Error, PackageRef, Request};
+use crate::digest::Digest;
 use crate::fs::{FsError, Root, remove_tree, write_atomic};
 use crate::path::TreePath;
 
@@ -30,6 +32,10 @@ pub(super) struct Start {
     /// What chose the cases; not known of runs of earlier versions.
     #[serde(default)]
     selection: Option<Vec<String>>,
+    /// The digest of the command of a `cli` agent, which may hold what is not to be written down;
+    /// not known of runs of earlier versions.
+    #[serde(default)]
+    command: Option<String>,
 }
 
 impl Start {
@@ -48,6 +54,7 @@ impl Start {
             attempts: request.attempts,
             pass_at: request.pass_at,
             selection: Some(request.selection.to_vec()),
+            command: command(request),
         }
     }
 
@@ -91,6 +98,8 @@ impl Start {
                 name(&there.agent),
                 name(&self.agent)
             ));
+        } else if known && there.command.is_some() && there.command != self.command {
+            reasons.push("its agent was called by another command".to_owned());
         }
         if there.attempts != self.attempts {
             reasons.push(format!("it had --attempts {}", there.attempts));
@@ -110,6 +119,30 @@ impl Start {
             refused(reasons.join(", and "))
         }
     }
+}
+
+/// The command by which the agent is called.
+fn command(request: &Request<'_>) -> Option<String> {
+    let runner = request.execution.map(|execution| &execution.runner);
+    let runner = runner.filter(|it| request.agent == Agent::Runner && it.kind == "cli")?;
+    let words = agent::words(runner.command.as_ref()?).ok()?;
+    Some(Digest::of(words.join("\0").as_bytes()).to_string())
+}
+
+/// In the directory of a run of which a part had no sandbox.
+const OPEN: &str = ".not-isolated";
+
+/// Takes note that this part of the run in `dir` has no sandbox.
+pub(super) fn note_open(dir: &Path) -> Result<(), Error> {
+    let path = dir.join(OPEN);
+    File::create(&path)
+        .map(drop)
+        .map_err(|error| failed(&path, error))
+}
+
+/// Whether a part of the run in `dir` had no sandbox.
+pub(super) fn was_open(dir: &Path) -> bool {
+    dir.join(OPEN).symlink_metadata().is_ok()
 }
 
 fn failed(path: &Path, source: std::io::Error) -> Error {

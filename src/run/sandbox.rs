@@ -77,7 +77,7 @@ const ETC: [&str; 32] = [
 ];
 
 /// Where programs are looked for, after what is shown of the caller's own `PATH`.
-const PATHS: [&str; 6] = [
+pub(super) const PATHS: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
     "/usr/sbin",

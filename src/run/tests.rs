@@ -353,12 +353,15 @@ fn oracle_passes_and_nop_fails() {
     }
 }
 
+const OWN_DOCKERFILE: &str = "FROM x\nWORKDIR /workspace\nCOPY workspace/ .\n\
+                              RUN [\"mkdir\", \"-p\", \"--\", \"/workspace/out\"]\n";
+
 #[test]
 fn both_environment_modes_give_the_same_workspace() {
     let list =
         "find . -type f | LC_ALL=C sort > $LOGS/verifier/list; echo 1 > $LOGS/verifier/reward.txt";
     let dockerfile = TOML
-        .replace("\"image\"", "\"dockerfile\"")
+        .replace("\"image\"", "\"dockerfile\"\ngenerated_by = \"casepack\"")
         .replace("docker_image = \"x\"\n", "");
     let mut world = World::new(SandboxMode::None)
         .package(
@@ -371,7 +374,7 @@ fn both_environment_modes_give_the_same_workspace() {
             "built",
             &dockerfile,
             &[
-                ("environment/Dockerfile", "FROM x"),
+                ("environment/Dockerfile", OWN_DOCKERFILE),
                 ("environment/workspace/input.yaml", "a: 1"),
                 ("environment/workspace/d/f", ""),
             ],
@@ -380,7 +383,32 @@ fn both_environment_modes_give_the_same_workspace() {
         .package(
             "foreign",
             &dockerfile.replace("environment_mode = \"dockerfile\"\n", ""),
-            &[("environment/Dockerfile", "FROM x")],
+            &[("environment/Dockerfile", OWN_DOCKERFILE)],
+            "",
+        )
+        // What a task says of itself is not enough.
+        .package(
+            "posing",
+            &dockerfile.replace("generated_by = \"casepack\"\n", ""),
+            &[("environment/Dockerfile", OWN_DOCKERFILE)],
+            "",
+        )
+        .package(
+            "more",
+            &dockerfile,
+            &[(
+                "environment/Dockerfile",
+                "FROM x\nWORKDIR /workspace\nRUN apt-get install -y gcc\n",
+            )],
+            "",
+        )
+        .package(
+            "composed",
+            &dockerfile,
+            &[
+                ("environment/Dockerfile", OWN_DOCKERFILE),
+                ("environment/docker-compose.yaml", "services: {}"),
+            ],
             "",
         )
         .output("out/put");
@@ -399,15 +427,11 @@ fn both_environment_modes_give_the_same_workspace() {
             .path("project/runs/r1/built/workspace/out/put")
             .is_dir()
     );
-    let foreign = &results.cases[2];
-    assert_eq!(foreign.status, Status::Skipped);
-    assert!(
-        foreign
-            .message
-            .as_ref()
-            .unwrap()
-            .contains("environment/Dockerfile")
-    );
+    for foreign in &results.cases[2..] {
+        assert_eq!(foreign.status, Status::Skipped, "{}", foreign.id);
+        let told = foreign.message.as_ref().unwrap();
+        assert!(told.contains("environment/Dockerfile"), "{told}");
+    }
 }
 
 /// Harbor's table (harbor.md 3), seen from a whole run.
@@ -713,13 +737,14 @@ fn agents_that_can_not_be_run_are_refused_or_explained() {
     for mode in modes() {
         let case = World::new(mode)
             .simple("a")
-            .command("no-such-agent-9 x")
+            .command("/no/such-agent-9 x")
             .one();
         assert_eq!(
             (case.status, case.error),
             (Status::Error, Some(ErrorKind::AgentStart))
         );
-        assert!(case.message.unwrap().contains("no-such-agent-9"));
+        let told = case.message.unwrap();
+        assert!(told.contains("/no/such-agent-9"), "{told}");
         let case = World::new(mode)
             .simple("a")
             .command("sh -c 'x {instruction}'")

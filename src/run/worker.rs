@@ -9,14 +9,14 @@ use std::path::Path;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::Agent;
 use super::agent::{self, Call, Values, WORD_MAX};
 use super::case::{Failure, Life, Party, Work, capture, first_line, how, stage};
 use super::known::{Asked, Known, account_of_trajectory, without_prompt};
 use super::package::{SOLVE, Step};
 use super::process::Cut;
 use super::results::{AgentRun, ErrorKind, StepResult};
-use super::sandbox::{self, Brought, Mount, OWN};
+use super::sandbox::{self, Brought, Mount, OWN, find_program};
+use super::{Agent, Request};
 use crate::dataset::{Execution, Runner, RunnerCommand, unknown_placeholder};
 use crate::diag::{Diagnostic, Rule};
 use crate::fs::{remove_tree, write_atomic};
@@ -444,6 +444,26 @@ impl<'a> Worker<'a> {
             }
         }
     }
+}
+
+/// The program of a command, when it is certain that nobody who could run finds it. One that is
+/// named by its path, or looked for in a `PATH` of the dataset's own, is told of when it is started.
+pub(super) fn missing(
+    command: &RunnerCommand,
+    runner: &Runner,
+    request: &Request<'_>,
+) -> Option<String> {
+    let words = agent::words(command).ok()?;
+    let program = words.into_iter().next()?;
+    let own_path = |env: &BTreeMap<String, String>| env.contains_key("PATH");
+    let unsure = program.contains(['/', '{'])
+        || own_path(&runner.env)
+        || request.execution.is_some_and(|it| own_path(&it.env))
+        || find_program(&program, request.env).is_some()
+        || sandbox::PATHS
+            .iter()
+            .any(|dir| Path::new(dir).join(&program).is_file());
+    (!unsure).then_some(program)
 }
 
 /// Whether a command names the file of the instruction.

@@ -508,6 +508,21 @@ fn agents_that_are_not_there_are_told_with_those_that_could_be() {
         assert!(outcome.stderr.contains(told), "{told}: {outcome}");
     }
     assert!(!project.path("dist").exists(), "told before the build");
+    let steps =
+        "execution: {steps: [{id: a, prompt: x, runner: {type: cli, command: no-program-2}}], ";
+    let project = stand_in("  type: cli\n  command: sh\n", "other", "");
+    let config = project.read("eval.yaml");
+    project.write(
+        "eval.yaml",
+        config.replace("execution: {prompt: '{prompt}', ", steps),
+    );
+    let outcome = run(&project, &[]).run().assert_code(1);
+    assert!(outcome.stderr.contains("'no-program-2'"), "{outcome}");
+    assert!(!project.path("dist").exists(), "told before the build");
+    let outcome = run(&project, &["--agent-command", "no-program x"]);
+    let outcome = outcome.run().assert_code(1);
+    assert!(outcome.stderr.contains("'no-program'"), "{outcome}");
+    assert!(!project.path("dist").exists(), "told before the build");
     // Another one than the dataset names.
     let project = stand_in("  type: responses-api\n", "claude", "");
     let args = [
@@ -791,6 +806,56 @@ fn attempts_count_all_of_them_and_not_the_luckiest() {
     assert!(project.path("runs/r/a/attempt-4/workspace/out/a").exists());
 }
 
+/// As in Harbor.
+#[test]
+fn an_attempt_without_a_verdict_has_not_passed() {
+    let hooks = "hooks:\n  before_each:\n    - command: 'echo x >> $AGENT_EVAL_PROJECT_ROOT/tries; \
+                 test $(wc -l < $AGENT_EVAL_PROJECT_ROOT/tries) -ge 2'\n";
+    let project = judged("touch out/a\n", hooks);
+    let args = [
+        "--case",
+        "a",
+        "--attempts",
+        "2",
+        "-j",
+        "1",
+        "--output",
+        "json",
+    ];
+    let document = run(&project, &args).run().assert_code(1).json();
+    assert_eq!(document["cases"][0]["attempts"][0]["status"], "error");
+    let wanted = json!({"1": 0.5, "2": 1.0});
+    assert_eq!(document["summary"]["pass_at_k"], wanted);
+}
+
+#[test]
+fn verdicts_without_a_sandbox_stay_what_they_are() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let project = judged("touch out/a\n", "");
+    run(&project, &["--run-id", "r"]).run().assert_code(0);
+    let again = || {
+        let args = ["--sandbox", "bwrap", "--resume", "r", "--output", "json"];
+        run(&project, &args).run().assert_code(0).json()
+    };
+    std::fs::remove_file(project.path("runs/r/b/result.json")).unwrap();
+    for _ in 0..2 {
+        let document = again();
+        assert_eq!(document["isolated"], false);
+        assert!(
+            document["warnings"][0]
+                .as_str()
+                .unwrap()
+                .contains("earlier part")
+        );
+    }
+    for case in ["a", "b"] {
+        std::fs::remove_file(project.path(format!("runs/r/{case}/result.json"))).unwrap();
+    }
+    assert_eq!(again()["isolated"], true, "no verdict is of that time");
+}
+
 #[test]
 fn a_try_without_a_verdict_is_made_again() {
     let hooks = "hooks:\n  before_each:\n    - command: 'echo x >> $AGENT_EVAL_PROJECT_ROOT/tries; \
@@ -882,6 +947,10 @@ fn a_stopped_run_is_taken_up_again() {
                 "2",
             ],
             "its agent was cli, not nop, and it had --attempts 1, and it had --pass-at 1",
+        ),
+        (
+            &["--resume", "r", "--agent-command", "sh other.sh"],
+            "its agent was called by another command",
         ),
         // The results of the other case would be lost.
         (&["--resume", "r", "--case", "a"], "it was of all cases"),
@@ -1164,7 +1233,7 @@ fn a_batch_is_one_trial_whose_outputs_are_shared_out() {
     // Nobody started: no case has a verdict, and each says so.
     let outcome = run(
         &project,
-        &["--agent-command", "no-such-program", "--output", "json"],
+        &["--agent-command", "/no/such/program", "--output", "json"],
     )
     .run();
     let document = outcome.assert_code(1).json();
@@ -1269,6 +1338,32 @@ fn packages_are_handed_to_harbor() {
         outcome.stderr.contains("'harbor' is not found"),
         "{outcome}"
     );
+}
+
+#[test]
+fn what_harbor_started_ends_with_an_interrupt() {
+    let project = judged("true\n", "");
+    let harbor = "#!/bin/sh\nsetpid() { echo $1 > pid; }\nsleep 300 &\nsetpid $!\nwait\n";
+    project.write("bin/harbor", harbor);
+    std::fs::set_permissions(
+        project.path("bin/harbor"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    let path = format!(
+        "{}:{}",
+        project.path("bin").display(),
+        std::env::var("PATH").unwrap()
+    );
+    let command = project.invoke(["run", "--engine", "harbor", "--agent", "nop"]);
+    let pid = || std::fs::read_to_string(project.path("pid")).unwrap_or_default();
+    let child = begun(&command.env("PATH", path), || pid().ends_with('\n'));
+    signal(&child, Signal::INT);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    // Who waits to be reaped has no command line.
+    let line = std::fs::read(format!("/proc/{}/cmdline", pid().trim())).unwrap_or_default();
+    assert_eq!(String::from_utf8_lossy(&line), "");
 }
 
 #[test]
