@@ -470,7 +470,8 @@ fn work(
         if access == Access::Write
             && let Some(output) = &mut sink.output
         {
-            output.write_down(sink.settings.clone(), todo.len() >= output.len())?;
+            let all = todo.len() >= output.len();
+            output.write_down(sink.settings.clone(), all, diags)?;
             if request.link {
                 output.link(shared())?;
             }

@@ -1068,12 +1068,15 @@ fn a_damaged_index_is_told_and_made_again() {
     assert_eq!(fs::read(&index).unwrap(), right);
     fs::remove_file(&index).unwrap();
     fs::create_dir(&index).unwrap();
+    let list = project.path("dist/.casepack/harbor.files");
+    fs::write(&list, "nonsense").unwrap();
     project.write("cases/case-2/input.yaml", "prompt: x\n");
     let outcome = project
         .casepack(["build", "--output", "json"])
         .assert_code(0);
-    assert_eq!(outcome.findings("record-damaged").len(), 1, "{outcome}");
+    assert_eq!(outcome.findings("record-damaged").len(), 2, "{outcome}");
     assert_eq!(fs::read(&index).unwrap(), right);
+    project.casepack(["verify", "dist"]).assert_code(0);
 }
 
 #[test]

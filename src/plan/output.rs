@@ -245,9 +245,21 @@ impl Output {
 
     /// Begins to write down what the outputs of this build are made of. With `all`, nothing of
     /// what was written down before will count.
-    pub(super) fn write_down(&mut self, settings: Settings, all: bool) -> Result<(), Error> {
+    pub(super) fn write_down(
+        &mut self,
+        settings: Settings,
+        all: bool,
+        diags: &mut Diagnostics,
+    ) -> Result<(), Error> {
         let path = self.own_path("files");
         let earlier = if all { None } else { self.read_inventory() };
+        if !all && earlier.is_none() && path.symlink_metadata().is_ok() {
+            let path = path.display();
+            let message = format!("{path} is no list that this version wrote, or was damaged.");
+            let help = "Nothing has to be done: it is begun anew; until its cases are built again, \
+                        `plan` and `verify` can not say which of their files are others.";
+            diags.push(Diagnostic::new(Rule::RecordDamaged, message).help(help));
+        }
         let mut earlier = match earlier {
             None => {
                 // Anything that stands there is of no use; a link is not followed.
