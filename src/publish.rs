@@ -29,8 +29,9 @@ pub use self::plain::{Plain, PlainPushed, Published, Work, published, survey};
 pub use self::pull::{Layout, Pull, Pulled, RECORD, pull};
 pub use self::push::{Push, Pushed, push};
 pub use self::remote::{Named, Remote, Which};
-pub use self::verify::{Changes, Checked, Difference, diff, verify};
+pub use self::verify::{Changes, Checked, Difference, diff, verify, verify_layout};
 use crate::bundle::Bad;
+use crate::fs::FsError;
 use crate::path::{CaseId, TreePath};
 use crate::store::StoreError;
 
@@ -104,6 +105,14 @@ impl PublishError {
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PublishError + use<> {
     let path = path.to_owned();
     move |source| PublishError::Io {
+        doing,
+        path,
+        source,
+    }
+}
+
+fn refused(doing: &'static str) -> impl FnOnce(FsError) -> PublishError {
+    move |FsError { path, source }| PublishError::Io {
         doing,
         path,
         source,

@@ -421,6 +421,123 @@ fn publishing_again_mends_what_a_store_has_lost() {
 }
 
 #[test]
+fn cases_that_are_gone_go_unless_they_were_changed() {
+    let mut cases = many(6);
+    let project = with_release(&cases);
+    publish(&project, "store", "v1");
+    for id in ["case-00001", "case-00002", "case-00003"] {
+        cases.remove(id);
+    }
+    pack(&project.path("bundle"), &cases, Compression::Zstd, 2);
+    publish(&project, "store", "v2");
+    for (out, more) in [("a", &[][..]), ("b", &["--as", "cases"])] {
+        let pull = |tag, also: &[&str]| {
+            let args = ["pull", "store", "-o", out, "--ref", tag, "--output", "json"];
+            let args = args.iter().chain(more).chain(also);
+            project.casepack(args.copied()).assert_code(0)
+        };
+        pull("v1", &[]);
+        let changed = format!("{out}/case-00001/mine.txt");
+        project.write(&changed, "mine");
+        project.write(&format!("{out}/notes/mine.txt"), "mine");
+        // A part says nothing of the rest.
+        pull("v2", &["--shard", "1/2"]);
+        assert_eq!(cases_in(&project.path(out)).len(), 7);
+        let pulled = pull("v2", &[]);
+        let left = pulled.findings("output-left-behind");
+        assert_eq!(left.len(), 1, "{pulled}");
+        let there = cases_in(&project.path(out));
+        let expected = [
+            "case-00000",
+            "case-00001",
+            "case-00004",
+            "case-00005",
+            "notes",
+        ];
+        assert_eq!(there, expected);
+        assert_eq!(project.read(&changed), "mine");
+    }
+}
+
+#[test]
+fn a_case_that_is_changed_during_its_pull_is_not_taken_for_whole() {
+    let project = with_release(&many(700));
+    publish(&project, "store", "v1");
+    let args = ["pull", "store", "--ref", "v1", "-o", "out", "-j", "1"];
+    // As soon as it is in place, long before the last one is.
+    let file = project.path("out/case-00000/task.toml");
+    thread::scope(|scope| {
+        let pull = scope.spawn(|| project.casepack(args).assert_code(0));
+        while !file.exists() && !pull.is_finished() {
+            thread::yield_now();
+        }
+        // No longer at the time that the file was written.
+        thread::sleep(Duration::from_millis(30));
+        fs::write(&file, "mine").unwrap();
+    });
+    let again = project.casepack(args).assert_code(3);
+    assert!(
+        again.stderr.contains("case-00000 is something else"),
+        "{again}"
+    );
+    project
+        .casepack(args.iter().chain(&["--force"]).copied())
+        .assert_code(0);
+    let package = many(1)["case-00000"].package();
+    assert_eq!(read(&project.path("out/case-00000")).id(), package.id());
+}
+
+#[test]
+fn what_a_release_is_named_by_agrees() {
+    let project = with_release(&many(3));
+    publish(&project, "store", "v1");
+    pack(&project.path("bundle"), &many(4), Compression::Zstd, 2);
+    let second = publish(&project, "store", "v2");
+    let at = format!("store@{}", second["release"].as_str().unwrap());
+    let pull = |name| {
+        let args = ["pull", at.as_str(), "--ref", name, "-o", "out"];
+        project.casepack(args)
+    };
+    let refused = pull("v1").assert_code(2);
+    assert!(
+        refused.stderr.contains("--ref v1 is the release"),
+        "{refused}"
+    );
+    assert!(!project.path("out").exists());
+    pull("v2").assert_code(0);
+    // What a store consists of is no place for cases.
+    let before = project.tree("store");
+    for out in ["store", "./store/", "store/blobs", "store/refs/new"] {
+        let args = ["pull", "store", "--ref", "v1", "-o", out];
+        let refused = project.casepack(args).assert_code(2);
+        assert!(refused.stderr.contains("belongs to the store"), "{refused}");
+        assert_eq!(project.tree("store"), before);
+    }
+}
+
+#[test]
+fn an_index_that_is_not_what_the_refs_say_is_found() {
+    let project = with_release(&many(3));
+    publish(&project, "store", "v1");
+    project.casepack(["verify", "store"]).assert_code(0);
+    for name in ["oci-layout", "index.json"] {
+        let path = format!("store/{name}");
+        let whole = fs::read(project.path(&path)).unwrap();
+        for altered in [None, Some("{}")] {
+            match altered {
+                None => project.remove(&path),
+                Some(text) => project.write(&path, text),
+            }
+            let told = project.casepack(["verify", "store"]).assert_code(1);
+            assert!(told.stdout.contains(name), "{told}");
+            assert!(told.stderr.contains("publish --force"), "{told}");
+        }
+        fs::write(project.path(&path), &whole).unwrap();
+    }
+    project.casepack(["verify", "store"]).assert_code(0);
+}
+
+#[test]
 fn parts_make_the_whole_and_a_cache_is_used() {
     let cases = many(30);
     let project = with_release(&cases);

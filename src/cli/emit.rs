@@ -58,6 +58,12 @@ pub(super) fn run(args: &Emit, context: &Context) -> Outcome {
     for (name, text) in &files {
         check_file(name, text, &mut diags);
     }
+    // As the id of a provider, whatever a server makes of others.
+    if let Some(id) = request.collection.as_ref().filter(|id| label(id) != **id) {
+        let message = format!("--collection: `{id}` is no name in Kubernetes.");
+        let help = "1 to 36 small letters, digits and dashes, a letter or digit first and last.";
+        diags.push(Diagnostic::new(Rule::KubernetesName, message).help(help));
+    }
     if diags.has_errors() {
         return Outcome::of(diags);
     }

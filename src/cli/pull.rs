@@ -1,7 +1,7 @@
 //! `casepack pull`: cases come from a store, verified.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
@@ -18,6 +18,7 @@ use crate::escape;
 use crate::path::CaseId;
 use crate::plan::Select;
 use crate::publish::{self, Chosen, Layout, Pulled, Remote};
+use crate::store::StoreUrl;
 
 /// Where Kubernetes looks for what a container said last.
 const TERMINATION_LOG: &str = "/dev/termination-log";
@@ -127,6 +128,11 @@ fn get(
 ) -> Result<Outcome, (Exit, Failure)> {
     let pulling = &args.pulling;
     let out = context.machine.absolute(&pulling.out);
+    if is_of_store(&args.source.src.0, &out, context) {
+        let message = format!("{} belongs to the store itself.", out.display());
+        let help = "Pull into another directory with -o.";
+        return Err((Exit::Usage, Failure::new(message, help)));
+    }
     let progress = Progress::new(&context.look);
     let pulled = publish::pull(
         &publish::Pull {
@@ -145,7 +151,7 @@ fn get(
     drop(progress);
     let pulled = pulled.map_err(|error| store::told(&error))?;
     let traffic = remote.store.traffic();
-    let mut outcome = Outcome::of(warnings(&pulled))
+    let mut outcome = Outcome::of(warnings(&pulled, &out))
         .field("store", args.source.src.0.to_string())
         .field("release", release.digest.to_string())
         .field("dataset_digest", release.document.dataset.to_string())
@@ -167,6 +173,27 @@ fn get(
     Ok(outcome)
 }
 
+/// Whether `out` is the store, or where it has its objects.
+fn is_of_store(url: &StoreUrl, out: &Path, context: &Context) -> bool {
+    let StoreUrl::Directory(store) = url.clone().absolute(&context.machine.cwd) else {
+        return false;
+    };
+    let Ok(store) = store.canonicalize() else {
+        return false;
+    };
+    // Of what is not there yet, the directory that it will be in.
+    let there = |path: &Path| {
+        let rest = out.strip_prefix(path).ok()?;
+        Some(path.canonicalize().ok()?.join(rest))
+    };
+    let out = out.ancestors().find_map(there);
+    let below = out.as_ref().and_then(|out| out.strip_prefix(&store).ok());
+    let objects = ["blobs", "refs", "gc"];
+    below.is_some_and(|below| {
+        below == Path::new("") || objects.iter().any(|name| below.starts_with(name))
+    })
+}
+
 /// The cases that are named one by one, when none of the globs is a pattern.
 fn literal(globs: &[String]) -> Option<Vec<CaseId>> {
     let id = |glob: &String| {
@@ -177,9 +204,18 @@ fn literal(globs: &[String]) -> Option<Vec<CaseId>> {
     ids.filter(|ids| !ids.is_empty())
 }
 
-/// Names what the agent can read in the layout of EvalHub's adapters (policy 26).
-fn warnings(pulled: &Pulled) -> Diagnostics {
+/// Names what the agent can read in the layout of EvalHub's adapters (policy 26), and what was left.
+fn warnings(pulled: &Pulled, out: &Path) -> Diagnostics {
     let mut diags = Diagnostics::new(Levels::default());
+    for name in &pulled.left {
+        let message = format!(
+            "{} belongs to a case that the release has not, and is not as casepack pulled it; it is \
+             left.",
+            out.join(name).display()
+        );
+        let help = "Remove it if it is not needed.";
+        diags.push(Diagnostic::new(Rule::OutputLeftBehind, message).help(help));
+    }
     let help = "Pull packages (--as harbor) for cases whose answers must stay secret.";
     for (path, cases) in pulled.readable.iter().take(TOLD) {
         let cases = count(

@@ -1,6 +1,7 @@
 //! Stores as users name them, opened; and what is said when one fails.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::Context;
 use super::args::{S3Args, Source};
@@ -72,6 +73,7 @@ fn settings(args: &S3Args, context: &Context) -> Result<S3Settings, (Exit, Failu
         .as_ref()
         .map(|path| machine.absolute(path))
         .or(settings.ca_bundle);
+    settings.stop = Arc::clone(&context.stop);
     if args.s3_anonymous {
         settings.access = Access::Anonymous;
     }
@@ -118,13 +120,23 @@ pub(super) fn with_release<T>(
     let remote = Remote::new(&*store, cache.as_deref()).map_err(|error| told(&error))?;
     let which = match source.src.1 {
         Some(digest) => Which::Manifest(digest),
-        None => Which::Ref(source.r#ref.clone()),
+        None => Which::Ref(source.r#ref.clone().unwrap_or_else(RefName::latest)),
     };
     let release = remote.release(&which);
     let release = release.map_err(|error| match error {
         PublishError::Refused { .. } => not_after_an_at(url, told(&error)),
         error => told(&error),
     })?;
+    if let (Some(digest), Some(name)) = (source.src.1, &source.r#ref) {
+        let named = remote.release(&Which::Ref(name.clone()));
+        let named = named.map_err(|error| told(&error))?.digest;
+        if named != digest {
+            let message =
+                format!("--ref {name} is the release {named}, not the {digest} after the '@'.");
+            let help = "Name the release by one of the two.";
+            return Err((Exit::Usage, Failure::new(message, help)));
+        }
+    }
     match source.expect_dataset {
         Some(expected) if expected != release.document.dataset => Err((
             Exit::System,

@@ -1,16 +1,16 @@
 //! What a destination has already: known by what it looks like, or else by its digest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PublishError, failed};
-use crate::digest::TreeId;
-use crate::fs::{FsError, Kind, Root, write_atomic};
-use crate::path::{CaseId, TreePath};
+use super::{PublishError, failed, refused};
+use crate::digest::{Digest, TreeId};
+use crate::fs::{Kind, Root, StagedDir, write_atomic};
+use crate::path::{CaseId, TreePath, fold};
 use crate::plan::fingerprint::{Aids, GRANULARITY, look};
 use crate::tree::Tree;
 
@@ -31,6 +31,9 @@ struct Known {
     tree: String,
     /// What the directory looked like then.
     seen: Option<String>,
+    /// The dataset that it is a case of; earlier casepacks did not say.
+    #[serde(default)]
+    dataset: Option<String>,
 }
 
 /// What is at a case's place.
@@ -59,38 +62,90 @@ impl Record {
         read().unwrap_or_default()
     }
 
-    /// What is at the place `name` of `out`, where `tree` is wanted. Also whether a file had to be
-    /// opened to say so.
-    pub(super) fn there(&self, out: &Arc<Root>, name: &CaseId, tree: TreeId) -> (There, bool) {
+    /// What is at the place `name` of `out`, where `tree` is wanted. `by_content`: what it looks
+    /// like is no proof.
+    pub(super) fn there(
+        &self,
+        out: &Arc<Root>,
+        name: &CaseId,
+        tree: TreeId,
+        by_content: bool,
+    ) -> There {
         let place = name.to_path();
         match out.stat(&place) {
-            Ok(None) => return (There::Nothing, false),
+            Ok(None) => return There::Nothing,
             Ok(Some((Kind::Dir, _))) => {}
-            _ => return (There::Foreign, false),
+            _ => return There::Foreign,
         }
         let known = self.cases.get(name.as_str());
         let wanted = tree.0.hex();
-        if let Some(known) = known.filter(|known| known.tree == wanted)
-            && let (Some(seen), Some(now)) = (&known.seen, seen(out, &place))
+        if !by_content
+            && let Some(known) = known.filter(|known| known.tree == wanted)
+            && let (Some(seen), Some(now)) = (&known.seen, seen(out, Some(&place)))
             && *seen == now
         {
-            return (There::Same, false);
+            return There::Same;
         }
-        let there = match Tree::from_dir(out, Some(&place), 0) {
+        match Tree::from_dir(out, Some(&place), 0) {
             Ok(found) if found.id() == tree => There::Same,
             Ok(found) if known.is_some_and(|known| known.tree == found.id().0.hex()) => There::Ours,
             _ => There::Foreign,
-        };
-        (there, true)
+        }
     }
 
-    /// Notes that `tree` is at the place `name`.
-    pub(super) fn note(&mut self, out: &Arc<Root>, name: &CaseId, tree: TreeId) {
+    /// Notes that `tree`, a case of `dataset`, was put at the place `name`, and what it looked like
+    /// before it came there.
+    pub(super) fn note(
+        &mut self,
+        name: &CaseId,
+        tree: TreeId,
+        seen: Option<String>,
+        dataset: &str,
+    ) {
         let known = Known {
             tree: tree.0.hex(),
-            seen: seen(out, &name.to_path()),
+            seen,
+            dataset: Some(dataset.to_owned()),
         };
         self.cases.insert(name.as_str().to_owned(), known);
+    }
+
+    /// What was pulled of `dataset`, or of who knows which, and is none of `names`, folded.
+    pub(super) fn gone(&self, dataset: &str, names: &BTreeSet<String>) -> Vec<String> {
+        let gone = self.cases.iter().filter(|(name, known)| {
+            let of = known.dataset.as_deref();
+            !names.contains(&fold(name)) && of.is_none_or(|of| of == dataset)
+        });
+        gone.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Removes `name`, a case that is gone, from `out`, if it is as it was pulled; `temp` is in the
+    /// same file system. Returns whether nothing is left of it.
+    pub(super) fn remove(
+        &mut self,
+        out: &Arc<Root>,
+        name: &str,
+        temp: &Path,
+    ) -> Result<bool, PublishError> {
+        let whose = |known: &Known| {
+            let id = CaseId::new(name).ok()?;
+            let tree = TreeId(Digest::from_hex(&known.tree).ok()?);
+            let known = known.dataset.is_some();
+            Some((self.there(out, &id, tree, false), known))
+        };
+        match self.cases.get(name).and_then(whose) {
+            Some((There::Nothing, _)) => {}
+            Some((There::Same, true)) => {
+                let path = out.path().join(name);
+                // Renamed away first, so that a kill leaves no half case under its name.
+                let grave = StagedDir::new(temp).map_err(refused("can not create"))?;
+                fs::rename(&path, grave.path().join("gone"))
+                    .map_err(failed("can not remove", &path))?;
+            }
+            _ => return Ok(false),
+        }
+        self.cases.remove(name);
+        Ok(true)
     }
 
     /// Writes the record; it has to be younger than what it vouches for.
@@ -102,16 +157,12 @@ impl Record {
             return Ok(());
         }
         std::thread::sleep(GRANULARITY);
-        write_atomic(path, &bytes, 0o644).map_err(|FsError { path, source }| PublishError::Io {
-            doing: "can not write",
-            path,
-            source,
-        })
+        write_atomic(path, &bytes, 0o644).map_err(refused("can not write"))
     }
 }
 
-/// What the directory looks like; `None` when a look can't vouch for it.
-fn seen(out: &Arc<Root>, place: &TreePath) -> Option<String> {
-    let look = look(out, Some(place), Aids::default()).ok()?;
+/// What a directory looks like; `None` when a look can't vouch for it.
+pub(super) fn seen(root: &Arc<Root>, place: Option<&TreePath>) -> Option<String> {
+    let look = look(root, place, Aids::default()).ok()?;
     (!look.odd).then(|| look.fingerprint.hex())
 }

@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::locate::{Located, Need, locate};
-use super::present::{Record, There};
+use super::present::{Record, There, seen};
 use super::remote::requests;
-use super::{Chosen, PublishError, Remote, failed, list};
+use super::{Chosen, PublishError, Remote, failed, list, refused};
 use crate::bundle::{
     Bad, CatalogShard, Listed, Mount, PackIndex, Placement, Release, Shard, View, dataset_digest,
 };
 use crate::dataset::JUDGE_FILES;
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
-use crate::fs::{FsError, Root, StagedDir, sweep_stale, write_atomic};
+use crate::fs::{Root, StagedDir, sweep_stale, write_atomic};
 use crate::path::{CaseId, TreePath, fold};
 use crate::store::{AT_ONCE, Slots, for_each, in_order};
 use crate::target::harbor;
@@ -103,6 +103,8 @@ pub struct Pulled {
     pub bytes: u64,
     /// Evaluation material that lies beside the workspace: path and number of cases.
     pub readable: BTreeMap<String, u64>,
+    /// What belongs to cases that the release no longer has, and was changed since it was pulled.
+    pub left: Vec<String>,
     /// Whether it was stopped before all were in place.
     pub interrupted: bool,
 }
@@ -133,7 +135,7 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
     };
     let mut record = Record::read(&record_at);
     let mut done = Pulled::default();
-    let todo = threads.install(|| todo(pull, &catalog, &record, &out, &mut done))?;
+    let (todo, names) = threads.install(|| todo(pull, &catalog, &record, &out, &mut done))?;
     let needs = needs(&todo, &catalog)?;
     let bytes = todo
         .iter()
@@ -165,18 +167,20 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         several: shared_by_batches(&batches, &small),
         large: Mutex::default(),
         streams: Slots::new(STREAMS),
+        failed: AtomicBool::new(false),
         temp: &temp,
         out: &out,
         observer,
     };
-    let mut noted: Vec<&Todo> = Vec::new();
+    let dataset = &pull.release.document.name;
+    let mut fault = None;
     let moved = in_order(
         &batches,
         AHEAD,
         |batch| Ok((batch, work.fetch(batch)?)),
         |(batch, contents)| {
             let cases = todo.get(batch.cases.clone()).unwrap_or_default();
-            let written: Vec<Result<Option<(u64, u64)>, PublishError>> = threads.install(|| {
+            let written: Vec<Result<Option<Wrote>, PublishError>> = threads.install(|| {
                 cases
                     .par_iter()
                     .map(|case| work.write(case, &contents))
@@ -185,26 +189,36 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
             let mut first = None;
             for (case, written) in cases.iter().zip(written) {
                 match written {
-                    Ok(Some((files, bytes))) => {
+                    Ok(Some(wrote)) => {
                         done.written += 1;
                         done.cases += 1;
-                        done.files += files;
-                        done.bytes += bytes;
-                        noted.push(case);
+                        done.files += wrote.files;
+                        done.bytes += case.bytes;
+                        record.note(&case.name, case.tree, wrote.seen, dataset);
                     }
-                    Ok(None) => done.interrupted = true,
+                    Ok(None) | Err(PublishError::Stopped) => done.interrupted = true,
                     Err(error) => first = first.or(Some(error)),
                 }
             }
             match first {
-                Some(error) => Err(error),
+                // Whoever fetches meanwhile ends as well, and says less.
+                Some(error) => {
+                    fault = Some(error);
+                    Err(PublishError::Stopped)
+                }
                 None if done.interrupted => Err(PublishError::Stopped),
                 None => Ok(()),
             }
         },
     );
-    for case in noted {
-        record.note(&out, &case.name, case.tree);
+    let moved = fault.map_or(moved, Err);
+    let all = pull.chosen.is_all(&catalog, pull);
+    if moved.is_ok() && all {
+        for name in record.gone(dataset, &names) {
+            if !record.remove(&out, &name, &temp)? {
+                done.left.push(name);
+            }
+        }
     }
     record.write(&record_at)?;
     if pull.layout != Layout::Harbor {
@@ -214,13 +228,14 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         }
     }
     match moved {
-        Err(PublishError::Stopped) => done.interrupted = true,
+        // Also what failed, and was not tried again since it was to stop.
+        Err(_) if pull.stop.load(Ordering::Relaxed) => done.interrupted = true,
         moved => moved?,
     }
     observer.on(Event::StageFinished {
         stage: Stage::Download,
     });
-    if pull.layout == Layout::Harbor && !done.interrupted && pull.chosen.is_all(&catalog, pull) {
+    if pull.layout == Layout::Harbor && !done.interrupted && all {
         dataset_toml(pull, &catalog)?;
     }
     Ok(done)
@@ -426,21 +441,21 @@ struct Todo {
     bytes: u64,
 }
 
-/// Which cases are not in place.
+/// Which cases are not in place; and the folded names of all.
 fn todo(
     pull: &Pull<'_>,
     catalog: &Catalog,
     record: &Record,
     out: &Arc<Root>,
     done: &mut Pulled,
-) -> Result<Vec<Todo>, PublishError> {
+) -> Result<(Vec<Todo>, BTreeSet<String>), PublishError> {
     let looked: Vec<(Todo, There, Vec<String>)> = catalog
         .ids
         .par_iter()
         .map(|id| {
             let composed = compose(catalog, pull.layout, id)?;
             let tree = id_of(&composed.files);
-            let (there, _) = record.there(out, &composed.name, tree);
+            let there = record.there(out, &composed.name, tree, pull.force);
             let todo = Todo {
                 id: id.clone(),
                 name: composed.name,
@@ -476,7 +491,7 @@ fn todo(
         }
     }
     match foreign.first() {
-        None => Ok(todo),
+        None => Ok((todo, names)),
         Some(first) => Err(PublishError::refused(
             format!(
                 "{} is something else, or was changed since it was pulled{}; it is left as it is",
@@ -571,6 +586,13 @@ fn shared_by_batches(batches: &[Batch], small: &BTreeMap<Digest, u64>) -> BTreeS
         .collect()
 }
 
+/// A case that is in place.
+struct Wrote {
+    files: u64,
+    /// What it looked like before it came to its place, where anybody may change it.
+    seen: Option<String>,
+}
+
 type Contents = BTreeMap<Digest, Arc<[u8]>>;
 /// Where a large content may be found, once somebody has fetched it.
 type Places = Arc<Mutex<Vec<PathBuf>>>;
@@ -587,6 +609,8 @@ struct Work<'a> {
     large: Mutex<BTreeMap<Digest, Places>>,
     /// Of those who stream one, each has some megabytes in hand.
     streams: Slots,
+    /// Set when a case failed: the others of its batch need not try.
+    failed: AtomicBool,
     temp: &'a Path,
     out: &'a Arc<Root>,
     observer: &'a dyn Observer,
@@ -616,6 +640,9 @@ impl Work<'_> {
         let requests = requests(&self.located.indexes, numbers);
         let fetched = Mutex::new(Contents::new());
         for_each(requests, AT_ONCE / AHEAD, |(pack, frames)| {
+            if self.stopped() {
+                return Err(PublishError::Stopped);
+            }
             let (Some(index), Some(starts), Some(named)) = (
                 self.located.indexes.get(&pack),
                 wanted.get(&pack),
@@ -649,11 +676,24 @@ impl Work<'_> {
         Ok(found)
     }
 
-    /// Writes a case, unless it is to stop; returns files and bytes.
-    fn write(&self, case: &Todo, contents: &Contents) -> Result<Option<(u64, u64)>, PublishError> {
-        if self.pull.stop.load(Ordering::Relaxed) {
+    /// Whether nothing more is to be begun.
+    fn stopped(&self) -> bool {
+        self.pull.stop.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Writes a case, unless it is to stop.
+    fn write(&self, case: &Todo, contents: &Contents) -> Result<Option<Wrote>, PublishError> {
+        if self.stopped() {
             return Ok(None);
         }
+        let written = self.place(case, contents);
+        if written.is_err() {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        written.map(Some)
+    }
+
+    fn place(&self, case: &Todo, contents: &Contents) -> Result<Wrote, PublishError> {
         let composed = compose(self.catalog, self.pull.layout, &case.id)?;
         let mut small = TreeBuilder::new();
         let mut large = Vec::new();
@@ -684,11 +724,14 @@ impl Work<'_> {
         for file in large {
             self.stream(file, staged.path(), &dest)?;
         }
+        let root = Arc::new(Root::open(staged.path()).map_err(refused("can not read"))?);
+        let seen = seen(&root, None);
         self.clear(case, &dest)?;
         staged.commit(&dest).map_err(refused("can not write"))?;
         let bytes = case.bytes;
         self.observer.on(Event::Transferred { objects: 1, bytes });
-        Ok(Some((composed.files.len() as u64, bytes)))
+        let files = composed.files.len() as u64;
+        Ok(Wrote { files, seen })
     }
 
     fn insert(
@@ -736,6 +779,9 @@ impl Work<'_> {
         };
         // Held while it is downloaded: who needs the same content waits, and copies it.
         let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.stopped() {
+            return Err(PublishError::Stopped);
+        }
         for from in &*places {
             if copy(from, &to, file).unwrap_or(false) {
                 return Ok(());
@@ -744,6 +790,10 @@ impl Work<'_> {
         }
         {
             let _slot = self.streams.take();
+            // The one before may have failed while this one waited.
+            if self.stopped() {
+                return Err(PublishError::Stopped);
+            }
             self.download(file, to, &path)?;
         }
         // Where it is, and where it will be.
@@ -774,7 +824,7 @@ impl Work<'_> {
         let mut hasher = Hasher::new();
         let mut left = place.size;
         for part in requests(&self.located.indexes, [(*pack, numbers)].into()) {
-            if self.pull.stop.load(Ordering::Relaxed) {
+            if self.stopped() {
                 return Err(PublishError::Stopped);
             }
             let mut write = |number: usize, raw: Vec<u8>| {
@@ -879,12 +929,4 @@ fn unwritten(error: MaterialiseError, dest: &Path) -> PublishError {
         MaterialiseError::Write { path, source } => (path, source),
     };
     failed("can not write", &dest.join(path.as_str()))(source)
-}
-
-fn refused(doing: &'static str) -> impl FnOnce(FsError) -> PublishError {
-    move |FsError { path, source }| PublishError::Io {
-        doing,
-        path,
-        source,
-    }
 }

@@ -43,7 +43,7 @@ pub struct Named {
 
 /// A ref, and the manifest that it names, with its digest.
 pub(super) struct FoundRef {
-    name: RefName,
+    pub(super) name: RefName,
     modified: i64,
     pub(super) manifest: Result<(Digest, Vec<u8>), PublishError>,
 }

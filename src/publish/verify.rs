@@ -3,18 +3,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use super::{PublishError, Remote, key, list};
-use crate::bundle::{Bad, Descriptor, Name, Release, Shard, View, blob_key};
+use crate::bundle::{
+    Bad, Descriptor, INDEX_JSON, Name, OCI_LAYOUT, OCI_LAYOUT_BYTES, Release, Shard, View,
+    blob_key, index_json,
+};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
 use crate::path::CaseId;
 use crate::plan::Change;
-use crate::store::{AT_ONCE, Store, for_each};
+use crate::store::{AT_ONCE, Reason, Store, for_each};
 use crate::tree::id_of;
 
 /// Bytes of a blob that are read at once.
 const PIECE: u64 = 4 << 20;
+/// Bytes of an index at most.
+const INDEX_BYTES: u64 = 64 << 20;
+/// How often an index that others write meanwhile is looked at.
+const LOOKS: usize = 5;
+/// And how long after another.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What was verified.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -91,9 +101,68 @@ pub fn verify(
     Ok(done)
 }
 
+/// What is wrong with `oci-layout` and `index.json`, which follow from the refs.
+///
+/// # Errors
+/// When the store can't be read.
+pub fn verify_layout(remote: Remote<'_>) -> Result<Vec<String>, PublishError> {
+    let store = remote.store;
+    let read = |name: &str| match store.get(&key(name)?, INDEX_BYTES) {
+        Ok(object) => Ok(Some(object.bytes)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) if matches!(*error.reason, Reason::TooLarge { .. }) => Ok(Some(Vec::new())),
+        Err(error) => Err(PublishError::from(error)),
+    };
+    let wrong = |name: &str, bytes: Option<Vec<u8>>, expected: &[u8], why: &str| match bytes {
+        None => Some(format!("{} is missing", store.show(name))),
+        Some(bytes) => (bytes != expected).then(|| format!("{} {why}", store.show(name))),
+    };
+    let why = "is not what every image layout has";
+    let mut bad = Vec::new();
+    bad.extend(wrong(OCI_LAYOUT, read(OCI_LAYOUT)?, OCI_LAYOUT_BYTES, why));
+    // A publisher may be between its ref and the index: what stays so is wrong.
+    let mut seen = None;
+    for _ in 0..LOOKS {
+        let mut refs = Vec::new();
+        let mut unreadable = false;
+        remote.each_ref(&mut |found| {
+            match found.manifest {
+                Ok((digest, manifest)) => {
+                    let size = manifest.len() as u64;
+                    refs.push((found.name, Descriptor { digest, size }));
+                }
+                Err(PublishError::Bad(_)) => unreadable = true,
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        })?;
+        // Told of already; what the index says of it is anybody's guess.
+        if unreadable {
+            break;
+        }
+        let expected = index_json(refs.iter().map(|(name, manifest)| (name, *manifest)));
+        let found = read(INDEX_JSON)?;
+        let Some(told) = wrong(
+            INDEX_JSON,
+            found.clone(),
+            &expected,
+            "is not what the refs say",
+        ) else {
+            break;
+        };
+        let state = Some((found, expected));
+        if seen == state {
+            bad.push(told);
+            break;
+        }
+        seen = state;
+        std::thread::sleep(PAUSE);
+    }
+    Ok(bad)
+}
+
 /// What is wrong with a blob, read in pieces.
 fn whole(store: &dyn Store, blob: Descriptor) -> Result<Option<String>, PublishError> {
-    use crate::store::Reason;
     let path = key(&blob_key(blob.digest))?;
     let shown = store.show(path.as_str());
     let mut hasher = Hasher::new();

@@ -13,6 +13,7 @@ mod upload;
 
 use std::error::Error;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
@@ -108,7 +109,7 @@ impl S3 {
             connection,
             bucket: bucket.to_owned(),
             prefix,
-            tries: Tries::new(settings.patience),
+            tries: Tries::new(settings.patience, Arc::clone(&settings.stop)),
             timeout: settings.timeout,
             budget: Semaphore::new(BUDGET as usize),
             counters: Counters::default(),

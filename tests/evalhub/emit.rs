@@ -223,7 +223,10 @@ fn a_collection_has_the_benchmarks_that_the_job_would_have() {
         assert_eq!(checked.json()["checked"][0]["kind"], "collection");
     }
     // With such an id the server would not start.
-    for (id, text) in [("", "0 characters"), (&"x".repeat(37), "37 characters")] {
+    let long = "x".repeat(37);
+    let odd = ["..", "a/b", "a b", "a\nb", "Triage"].map(|id| (id, "is no name in Kubernetes"));
+    let ids = [("", "0 characters"), (long.as_str(), "37 characters")];
+    for (id, text) in ids.into_iter().chain(odd) {
         let args = [
             "s3://bucket/evalhub-testdata",
             "--collection",

@@ -106,15 +106,10 @@ pub(crate) struct Source {
     /// The store, and after an '@' the digest of one release in it
     #[arg(value_name = "SRC[@sha256:…]", value_parser = source)]
     pub(crate) src: (StoreUrl, Option<Digest>),
-    /// The name of the release, when no digest is given
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "CASEPACK_REF",
-        default_value = "latest"
-    )]
+    /// The name of the release; without it and without a digest `latest`
+    #[arg(long, value_name = "NAME", env = "CASEPACK_REF")]
     #[arg(value_parser = reference, help_heading = "Release")]
-    pub(crate) r#ref: RefName,
+    pub(crate) r#ref: Option<RefName>,
     /// The dataset digest that the release has to have
     #[arg(
         long,

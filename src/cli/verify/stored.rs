@@ -9,17 +9,20 @@ use super::super::exit::Exit;
 use super::super::outcome::{Failure, Outcome, interrupted};
 use super::super::store;
 use super::super::ui::{Cell, Ink, Progress, Table, count, size};
-use crate::bundle::{Fault, OCI_LAYOUT};
+use crate::bundle::{BLOBS, Fault, OCI_LAYOUT};
 use crate::diag::Diagnostics;
 use crate::escape;
-use crate::publish::{PublishError, Remote, verify};
+use crate::publish::{PublishError, Remote, verify, verify_layout};
 use crate::store::{Purpose, StoreUrl};
 
 /// The store that is meant, when it is one.
 pub(in super::super) fn at(path: &Path, absolute: &Path) -> Option<StoreUrl> {
     let url: StoreUrl = path.to_str()?.parse().ok()?;
     match url {
-        StoreUrl::Directory(_) => absolute.join(OCI_LAYOUT).is_file().then_some(url),
+        // Without its marker it is a damaged one; beside a build's record nothing else is meant.
+        StoreUrl::Directory(_) => (absolute.join(OCI_LAYOUT).is_file()
+            || absolute.join(BLOBS).is_dir() && !absolute.join(".casepack").exists())
+        .then_some(url),
         StoreUrl::S3 { .. } => Some(url),
     }
 }
@@ -70,6 +73,10 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
         checked => checked.map_err(failed)?,
     };
     bad.extend(checked.bad);
+    // Other versions may have another index.
+    if unread.is_empty() {
+        bad.extend(verify_layout(remote).map_err(failed)?);
+    }
     let damaged = bad.first().cloned();
     bad.extend(unread);
     let mut table = Table::default();

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,8 @@ use crate::store::Counters;
 const FIRST: Duration = Duration::from_millis(200);
 /// But not longer than this.
 const LONGEST: Duration = Duration::from_secs(8);
+/// How often a pause looks whether it is to stop.
+const LOOK: Duration = Duration::from_millis(100);
 /// Tries of what succeeds soon or never, and of a server that never answered.
 const FEW: u32 = 3;
 
@@ -22,12 +25,15 @@ pub(super) struct Tries {
     patience: Duration,
     /// Whether the server ever answered: a wrong address is told soon, an outage waited for.
     reached: AtomicBool,
+    /// Set from outside: then nothing is tried again.
+    stop: Arc<AtomicBool>,
 }
 
 impl Tries {
-    pub(super) fn new(patience: Duration) -> Self {
+    pub(super) fn new(patience: Duration, stop: Arc<AtomicBool>) -> Self {
         Self {
             patience,
+            stop,
             reached: AtomicBool::new(false),
         }
     }
@@ -63,8 +69,25 @@ impl Tries {
             if (few && tried >= FEW) || failed_first.elapsed() + pause > self.patience {
                 return Err(fault);
             }
-            tokio::time::sleep(pause).await;
+            if !self.sleep(pause).await {
+                return Err(fault);
+            }
             counters.retry();
+        }
+    }
+
+    /// Sleeps, unless it is to stop; returns whether it may go on.
+    async fn sleep(&self, pause: Duration) -> bool {
+        let end = Instant::now() + pause;
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return false;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            tokio::time::sleep(left.min(LOOK)).await;
         }
     }
 }
@@ -103,7 +126,8 @@ mod tests {
             .enable_time()
             .build();
         let runtime = runtime.unwrap();
-        let tries = Tries::new(Duration::from_hours(1));
+        let stop = Arc::new(AtomicBool::new(false));
+        let tries = Tries::new(Duration::from_hours(1), Arc::clone(&stop));
         let counters = Counters::default();
         let nobody = async || {
             let fault = Fault::new(Reason::Broken(String::new()), Again::Later);
@@ -132,5 +156,12 @@ mod tests {
         let never = async || Err::<(), _>(Fault::new(Reason::NotFound, Again::Never));
         runtime.block_on(tries.run(&counters, never)).unwrap_err();
         assert_eq!(counters.traffic().requests, 9);
+        // Whoever is to stop does not wait for an outage to end.
+        let outage = async || {
+            stop.store(true, Ordering::Relaxed);
+            Err::<(), _>(Fault::new(Reason::Broken(String::new()), Again::Later))
+        };
+        runtime.block_on(tries.run(&counters, outage)).unwrap_err();
+        assert_eq!(counters.traffic().requests, 10);
     }
 }

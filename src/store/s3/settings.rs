@@ -4,6 +4,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// How to reach an S3 server. What is left out, the standard chain of the AWS tools says:
@@ -16,6 +18,10 @@ pub struct S3Settings {
     pub region: Option<String>,
     /// Profile in the AWS configuration files.
     pub profile: Option<String>,
+    /// The profile that the environment names, for messages; the chain finds it by itself.
+    pub usual_profile: Option<String>,
+    /// The file that profiles are in, for messages.
+    pub profile_file: String,
     /// Whether the bucket stands in the path instead of the host name; none: when there is an
     /// endpoint.
     pub path_style: Option<bool>,
@@ -27,6 +33,8 @@ pub struct S3Settings {
     pub timeout: Duration,
     /// How long an operation that fails is tried again, once the server was reached.
     pub patience: Duration,
+    /// Set from outside: what fails is not tried again.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// Who asks.
@@ -87,12 +95,15 @@ impl Default for S3Settings {
             endpoint: None,
             region: None,
             profile: None,
+            usual_profile: None,
+            profile_file: "~/.aws/config".to_owned(),
             path_style: None,
             access: Access::Chain,
             ca_bundle: None,
             timeout: Duration::from_secs(20),
             // A cluster may need 100 s to notice that one of its nodes is frozen.
             patience: Duration::from_mins(2),
+            stop: Arc::default(),
         }
     }
 }
@@ -155,6 +166,10 @@ impl S3Settings {
             .any(|name| variable(name).is_some());
         if self.endpoint.is_none() && !sdk_knows {
             self.endpoint = variable("AWS_S3_ENDPOINT");
+        }
+        self.usual_profile = variable("AWS_PROFILE");
+        if let Some(file) = variable("AWS_CONFIG_FILE") {
+            self.profile_file = file;
         }
         if self.ca_bundle.is_none() {
             self.ca_bundle = variable("AWS_CA_BUNDLE").map(PathBuf::from);
