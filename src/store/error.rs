@@ -92,6 +92,24 @@ pub enum Reason {
     /// Nobody says who asks.
     #[error("no credentials were found: {0}")]
     NoCredentials(String),
+    /// The profile that was asked for gives none.
+    #[error("no credentials were found in the profile '{profile}': {why}")]
+    BadProfile {
+        /// What the AWS SDK says.
+        why: String,
+        /// The profile.
+        profile: String,
+        /// The file that profiles are in.
+        file: String,
+    },
+    /// The service that gives credentials for a login or a role is not there.
+    #[error("the {service} can not be reached: {why}")]
+    NoCredentialService {
+        /// What it is.
+        service: &'static str,
+        /// What the AWS SDK says.
+        why: String,
+    },
     /// The profile takes its credentials from a login that is missing or over.
     #[error("the login of this profile is missing or over: {why}")]
     NotLoggedIn {
@@ -231,6 +249,13 @@ impl Reason {
             Self::NoCredentials(_) => {
                 "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, a web identity or \
                  --s3-secret-dir; for a public store use --s3-anonymous."
+            }
+            Self::BadProfile { profile, file, .. } => {
+                return format!("Correct the profile {profile} in {file}.");
+            }
+            Self::NoCredentialService { .. } => {
+                "Check the network and DNS and, where they are set, AWS_ENDPOINT_URL_SSO and \
+                 AWS_ENDPOINT_URL_STS."
             }
             Self::NotLoggedIn { profile, .. } => {
                 let profile = profile.as_ref();

@@ -189,6 +189,11 @@ fn profiles_say_who_and_where() {
     );
     let lost = lost.assert_code(3);
     assert!(lost.stdout.contains("no credentials were found"), "{lost}");
+    let fix = "Correct the profile none in [PROJECT]/aws/config";
+    assert!(lost.stdout.contains(fix), "{lost}");
+    let none = [files[0], files[1], ("AWS_PROFILE", "none")];
+    let lost = ls(&project, &none, &["--s3-endpoint", endpoint]).assert_code(3);
+    assert!(lost.stdout.contains(fix), "{lost}");
     // The default profile has other keys; the region is its own.
     let wrong = ls(&project, &files, &["--s3-endpoint", endpoint]).assert_code(3);
     assert!(wrong.stdout.contains("credentials"), "{wrong}");
@@ -438,11 +443,21 @@ fn who_has_logged_in_is_given_keys() {
         project.write(&cached(BY_SESSION), token("stale", past, &more));
         log_in_first(by("session"), "session");
     }
-    // Without a flag the tool knows of itself which profile is meant.
+    // One that the environment names is named as one that a flag does.
     let by_variable = listing(&project, &env, &[]).env("AWS_PROFILE", "url");
     let refused = by_variable.env("HOME", project.path("")).run();
     let refused = refused.assert_code(3);
-    assert!(refused.stdout.contains("`aws sso login`"), "{refused}");
+    let refused = refused.stdout;
+    assert!(
+        refused.contains("`aws sso login --profile url`"),
+        "{refused}"
+    );
+    // A role that is taken on with a login: that is for the profile which has the login.
+    let config = project.read(".aws/config");
+    let role = "[profile role]\nrole_arn = arn:aws:iam::123456789012:role/evals\n\
+                source_profile = url\n";
+    project.write(".aws/config", format!("{config}{role}"));
+    log_in_first(by("role"), "url");
     // Nobody there: that is nothing that logging in mends.
     let mut nobody = env;
     nobody[2].1 = "http://127.0.0.1:9";
@@ -450,4 +465,5 @@ fn who_has_logged_in_is_given_keys() {
     let nobody = listing(&project, &nobody, &["--s3-profile", "url"]);
     let refused = nobody.env("HOME", project.path("")).run().assert_code(3);
     assert!(!refused.stdout.contains("aws sso login"), "{refused}");
+    assert!(refused.stdout.contains("SSO service"), "{refused}");
 }

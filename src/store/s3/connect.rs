@@ -18,6 +18,7 @@ use aws_sdk_s3::config::{
     ResponseChecksumValidation, SharedHttpClient,
 };
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore, rustls_provider::CryptoMode};
+use aws_types::os_shim_internal::{Env, Fs};
 use aws_types::service_config::ServiceConfigKey;
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
@@ -38,6 +39,9 @@ pub(super) struct Connection {
     pub(super) endpoint: Option<String>,
     pub(super) region: String,
     profile: Option<Profile>,
+    /// The one that the environment names, where nobody asked for another.
+    usual_profile: Option<Profile>,
+    profile_file: String,
     config: SdkConfig,
 }
 
@@ -51,6 +55,33 @@ impl Profile {
     fn credentials(&self) -> ProfileFileCredentialsProvider {
         let provider = ProfileFileCredentialsProvider::builder().configure(&self.config);
         provider.profile_name(&self.name).build()
+    }
+
+    /// The profile at the end of the chain of `source_profile`s, the one that a login is for; and
+    /// whether it has one.
+    #[expect(
+        clippy::default_trait_access,
+        reason = "the type has no name outside of a crate that is none of ours"
+    )]
+    async fn source(&self) -> (String, bool) {
+        let (mut name, mut login) = (self.name.clone(), false);
+        let (fs, env) = (Fs::real(), Env::real());
+        if let Ok(profiles) = aws_config::profile::load(&fs, &env, &Default::default(), None).await
+        {
+            // One that leads back to itself ends as well.
+            for _ in 0..16 {
+                let Some(profile) = profiles.get_profile(&name) else {
+                    break;
+                };
+                let keys = ["sso_session", "sso_start_url"];
+                login = keys.iter().any(|key| profile.get(key).is_some());
+                match profile.get("source_profile") {
+                    Some(next) if next != name => next.clone_into(&mut name),
+                    _ => break,
+                }
+            }
+        }
+        (name, login)
     }
 }
 
@@ -89,12 +120,16 @@ impl Connection {
         // As with the AWS tools, who names a profile means it, whatever the environment has.
         let named = settings.profile.clone();
         let named = named.filter(|_| settings.access == Access::Chain);
-        let profile = named.map(|name| Profile {
+        let of_chain = |name| Profile {
             name,
             config: ProviderConfig::default()
-                .with_http_client(http_client)
-                .with_region(region),
-        });
+                .with_http_client(http_client.clone())
+                .with_region(region.clone()),
+        };
+        let profile = named.map(of_chain);
+        let usual_profile = settings.usual_profile.clone();
+        let usual_profile = usual_profile.filter(|_| settings.access == Access::Chain);
+        let usual_profile = usual_profile.filter(|_| profile.is_none()).map(of_chain);
         loader = match (&settings.access, &profile) {
             (Access::Chain, Some(profile)) => loader.credentials_provider(profile.credentials()),
             (Access::Chain, None) => loader,
@@ -137,6 +172,8 @@ impl Connection {
             endpoint,
             region: region.to_string(),
             profile,
+            usual_profile,
+            profile_file: settings.profile_file.clone(),
             config,
         })
     }
@@ -149,8 +186,10 @@ impl Connection {
 
     /// Why there are no credentials; `None`: there are some, or none are wanted.
     pub(super) async fn why_no_credentials(&self) -> Option<Reason> {
-        let asked = if let Some(profile) = &self.profile {
-            // The provider that failed does not say twice why.
+        // The provider that failed does not say twice why, and the whole chain says less than the
+        // profile that the environment names.
+        let profile = self.profile.as_ref().or(self.usual_profile.as_ref());
+        let asked = if let Some(profile) = profile {
             profile.credentials().provide_credentials().await
         } else {
             let provider = self.config.credentials_provider()?;
@@ -158,13 +197,38 @@ impl Connection {
         };
         let error = asked.err()?;
         let why = super::fault::chain(&error);
-        Some(if is_about_login(&why) {
-            let profile = self.profile.as_ref().map(|profile| profile.name.clone());
+        Some(if is_about_reach(&why) {
+            let login = match profile {
+                Some(profile) => profile.source().await.1,
+                None => false,
+            };
+            let service = if login { SSO } else { OTHERS };
+            Reason::NoCredentialService { service, why }
+        } else if is_about_login(&why) {
+            let profile = match profile {
+                Some(profile) => Some(profile.source().await.0),
+                None => None,
+            };
             Reason::NotLoggedIn { why, profile }
+        } else if let Some(profile) = profile {
+            let (profile, file) = (profile.name.clone(), self.profile_file.clone());
+            Reason::BadProfile { why, profile, file }
         } else {
             Reason::NoCredentials(why)
         })
     }
+}
+
+/// What gives credentials for a login.
+const SSO: &str = "SSO service, which gives the credentials,";
+/// What gives credentials for a role, a container or an instance.
+const OTHERS: &str = "service that gives the credentials";
+
+/// Whether what the SDK says of missing credentials is that nobody was there to ask.
+fn is_about_reach(why: &str) -> bool {
+    ["(Connect)", "connect timeout", "dns error"]
+        .iter()
+        .any(|words| why.contains(words))
 }
 
 /// Whether what the SDK says of missing credentials is about the token of `aws sso login`: there is

@@ -112,6 +112,9 @@ impl Fault {
                 } else if why.contains("received corrupt message") {
                     // What answers is no TLS.
                     (Reason::NotS3(why), Again::Soon)
+                } else if connecting && why.contains("loading credentials") {
+                    // Not the store: whoever gives the credentials for it.
+                    (Reason::NoCredentials(why), Again::AskCredentials)
                 } else if connecting {
                     (Reason::Unreachable(why), Again::Later)
                 } else if !why.contains("client error")
