@@ -154,6 +154,15 @@ impl Stamp {
     }
 }
 
+/// Where `path` is without links; of one that is not there yet, where it will be. `None` when not
+/// even a directory above it can be looked at.
+pub fn real_place(path: &Path) -> Option<PathBuf> {
+    path.ancestors().find_map(|above| {
+        let below = path.strip_prefix(above).ok()?;
+        Some(above.canonicalize().ok()?.join(below))
+    })
+}
+
 impl Root {
     /// Opens the directory at `path`, links in `path` itself followed (it was named by the user).
     ///

@@ -43,6 +43,7 @@ use crate::dataset::{self, Dataset, Format, Mode};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::Digest;
 use crate::event::{Observer, Stage};
+use crate::fs::real_place;
 use crate::path::{CaseId, TreePath};
 use crate::target::{Target, evalhub, harbor};
 use crate::yaml::Yaml;
@@ -701,11 +702,7 @@ fn has_targets(request: &Request<'_>, diags: &mut Diagnostics) -> bool {
 fn refuse_case(dataset: &Dataset, out: &Path) -> Result<(), Error> {
     let sources = &dataset.sources;
     let home = sources.roots.absolute(sources.dataset_root, None);
-    // It may not be there yet.
-    let real = out.ancestors().find_map(|above| {
-        let below = out.strip_prefix(above).ok()?;
-        Some(above.canonicalize().ok()?.join(below))
-    });
+    let real = real_place(out);
     let below = home
         .as_ref()
         .and_then(|home| real.as_ref()?.strip_prefix(home).ok());

@@ -393,13 +393,9 @@ impl Packer {
         let others = refs(&root, &reference)?;
         let mine = (reference, release.clone());
         let all = others.iter().chain([&mine]);
-        let descriptors = all.clone().map(|(name, release)| {
-            let manifest = Descriptor {
-                digest: release.digest,
-                size: release.manifest.len() as u64,
-            };
-            (name, manifest)
-        });
+        let descriptors = all
+            .clone()
+            .map(|(name, release)| (name, release.manifest_blob()));
         put(&root, INDEX_JSON, &index_json(descriptors))?;
         if let Some(previous) = &previous {
             let needed: BTreeSet<Digest> = all
@@ -427,11 +423,7 @@ impl Packer {
 /// Whether all blobs of a release are there, by their sizes.
 fn is_whole(previous: &Previous) -> bool {
     let release = &previous.release;
-    let manifest = Descriptor {
-        digest: release.digest,
-        size: release.manifest.len() as u64,
-    };
-    let mut blobs = release.blobs().into_iter().chain([manifest]);
+    let mut blobs = release.blobs().into_iter().chain([release.manifest_blob()]);
     blobs.all(|blob| previous.has(blob))
 }
 

@@ -590,14 +590,18 @@ impl Release {
         blobs
     }
 
+    /// The manifest as a blob.
+    pub fn manifest_blob(&self) -> Descriptor {
+        Descriptor {
+            digest: self.digest,
+            size: self.manifest.len() as u64,
+        }
+    }
+
     fn raw(&self) -> RawDescriptor {
         RawDescriptor {
             artifact_type: Some(ARTIFACT.to_owned()),
-            ..Descriptor {
-                digest: self.digest,
-                size: self.manifest.len() as u64,
-            }
-            .raw(MANIFEST)
+            ..self.manifest_blob().raw(MANIFEST)
         }
     }
 }

@@ -15,6 +15,7 @@ use super::ui::{Progress, count, size};
 use crate::bundle::{Release, View};
 use crate::diag::{Diagnostic, Diagnostics, Levels, Rule};
 use crate::escape;
+use crate::fs::real_place;
 use crate::path::CaseId;
 use crate::plan::Select;
 use crate::publish::{self, Chosen, Layout, Pulled, Remote};
@@ -181,12 +182,7 @@ fn is_of_store(url: &StoreUrl, out: &Path, context: &Context) -> bool {
     let Ok(store) = store.canonicalize() else {
         return false;
     };
-    // Of what is not there yet, the directory that it will be in.
-    let there = |path: &Path| {
-        let rest = out.strip_prefix(path).ok()?;
-        Some(path.canonicalize().ok()?.join(rest))
-    };
-    let out = out.ancestors().find_map(there);
+    let out = real_place(out);
     let below = out.as_ref().and_then(|out| out.strip_prefix(&store).ok());
     let objects = ["blobs", "refs", "gc"];
     below.is_some_and(|below| {

@@ -133,10 +133,9 @@ fn looks_whole(
     blobs: &[Descriptor],
     release: &Release,
 ) -> Result<bool, PublishError> {
-    let manifest = Descriptor::of(&release.manifest);
     let mut missing: BTreeMap<String, u64> = blobs
         .iter()
-        .chain([&manifest])
+        .chain([&release.manifest_blob()])
         .map(|blob| (blob_key(blob.digest), blob.size))
         .collect();
     missing.insert(OCI_LAYOUT.to_owned(), OCI_LAYOUT_BYTES.len() as u64);

@@ -1259,23 +1259,28 @@ printf '{"judges": [{"name": "good", "value": true}]}' > "$jobs/harbor/a__1/veri
 trial b__1 b 2 '"verifier_result": null, "exception_info": {"exception_type": "RewardFileNotFoundError", "exception_message": "no file"}'
 "#;
 
+/// A search path on which the first `harbor` is `script`.
+fn path_with_harbor(project: &Project, script: &str) -> String {
+    project.write("bin/harbor", script);
+    std::fs::set_permissions(
+        project.path("bin/harbor"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    format!(
+        "{}:{}",
+        project.path("bin").display(),
+        std::env::var("PATH").unwrap()
+    )
+}
+
 #[test]
 fn packages_are_handed_to_harbor() {
     let project = judged("true\n", "thresholds: {good: {min_pass_rate: 0.3}}\n");
     for case in ["c", "d"] {
         project.write(&format!("cases/{case}/input.yaml"), "prompt: x\n");
     }
-    project.write("bin/harbor", HARBOR);
-    std::fs::set_permissions(
-        project.path("bin/harbor"),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
-    let path = format!(
-        "{}:{}",
-        project.path("bin").display(),
-        std::env::var("PATH").unwrap()
-    );
+    let path = path_with_harbor(&project, HARBOR);
     let harbor = |args: &[&str]| {
         let own = ["run", "--engine", "harbor", "--case", "[abc]"];
         project
@@ -1344,17 +1349,7 @@ fn packages_are_handed_to_harbor() {
 fn what_harbor_started_ends_with_an_interrupt() {
     let project = judged("true\n", "");
     let harbor = "#!/bin/sh\nsetpid() { echo $1 > pid; }\nsleep 300 &\nsetpid $!\nwait\n";
-    project.write("bin/harbor", harbor);
-    std::fs::set_permissions(
-        project.path("bin/harbor"),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
-    let path = format!(
-        "{}:{}",
-        project.path("bin").display(),
-        std::env::var("PATH").unwrap()
-    );
+    let path = path_with_harbor(&project, harbor);
     let command = project.invoke(["run", "--engine", "harbor", "--agent", "nop"]);
     let pid = || std::fs::read_to_string(project.path("pid")).unwrap_or_default();
     let child = begun(&command.env("PATH", path), || pid().ends_with('\n'));
