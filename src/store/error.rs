@@ -107,7 +107,7 @@ pub enum Reason {
     NoCredentialService {
         /// What it is.
         service: &'static str,
-        /// What the AWS SDK says.
+        /// Its URL, and what happened.
         why: String,
     },
     /// The profile takes its credentials from a login that is missing or over.
@@ -254,8 +254,8 @@ impl Reason {
                 return format!("Correct the profile {profile} in {file}.");
             }
             Self::NoCredentialService { .. } => {
-                "Check the network and DNS and, where they are set, AWS_ENDPOINT_URL_SSO and \
-                 AWS_ENDPOINT_URL_STS."
+                "Check the network and DNS and, where they are set, AWS_ENDPOINT_URL_SSO, \
+                 AWS_ENDPOINT_URL_SSO_OIDC and AWS_ENDPOINT_URL_STS."
             }
             Self::NotLoggedIn { profile, .. } => {
                 let profile = profile.as_ref();

@@ -4,6 +4,7 @@
 //! The SDK's own retries are off, since they don't know of bodies that break off, nor of what was
 //! reached before. Everything asynchronous is in here, behind blocking calls.
 
+mod asked;
 mod body;
 mod connect;
 mod fault;

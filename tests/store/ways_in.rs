@@ -1,7 +1,7 @@
 //! Who asks, and where: every way of the AWS tools to say it, over real HTTP.
 
 use std::fs;
-use std::net::ToSocketAddrs as _;
+use std::net::{TcpListener, ToSocketAddrs as _};
 use std::process::Command;
 
 use crate::support::{
@@ -458,12 +458,25 @@ fn who_has_logged_in_is_given_keys() {
                 source_profile = url\n";
     project.write(".aws/config", format!("{config}{role}"));
     log_in_first(by("role"), "url");
-    // Nobody there: that is nothing that logging in mends.
-    let mut nobody = env;
-    nobody[2].1 = "http://127.0.0.1:9";
-    project.write(&cached(BY_URL), token("fresh", future, ""));
-    let nobody = listing(&project, &nobody, &["--s3-profile", "url"]);
-    let refused = nobody.env("HOME", project.path("")).run().assert_code(3);
-    assert!(!refused.stdout.contains("aws sso login"), "{refused}");
-    assert!(refused.stdout.contains("SSO service"), "{refused}");
+    // Nobody there, or nobody who answers: that is nothing that logging in mends. A token that is
+    // over is renewed by another service than the one that gives keys.
+    let nobody = "http://127.0.0.1:9".to_owned();
+    let broken = serve(|_, _| http("503 Service Unavailable", "", ""));
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let frozen = format!("http://{}", silent.local_addr().unwrap());
+    let old = token("stale", past, &renewable("again", future));
+    for (profile, variable, server) in [("url", 2, &nobody), ("session", 3, &nobody)]
+        .into_iter()
+        .chain([("session", 3, &broken), ("session", 3, &frozen)])
+    {
+        let mut env = env;
+        env[variable].1 = server;
+        project.write(&cached(BY_URL), token("fresh", future, ""));
+        project.write(&cached(BY_SESSION), &old);
+        let listing = listing(&project, &env, &["--s3-profile", profile]);
+        let refused = listing.env("HOME", project.path("")).run().assert_code(3);
+        assert!(!refused.stdout.contains("aws sso login"), "{refused}");
+        assert!(refused.stdout.contains("SSO service"), "{refused}");
+        assert!(refused.stdout.contains(server), "{refused}");
+    }
 }

@@ -24,11 +24,14 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
+use super::asked::Asked;
 use super::settings::{Access, S3Settings};
 use crate::store::Reason;
 
 /// How long connecting may take.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How long getting credentials may take: as long as the SDK itself waits for them.
+const CREDENTIALS: Duration = Duration::from_secs(5);
 /// What a region is called where nobody says it: most servers that are not AWS take it.
 const REGION: &str = "us-east-1";
 
@@ -42,6 +45,8 @@ pub(super) struct Connection {
     /// The one that the environment names, where nobody asked for another.
     usual_profile: Option<Profile>,
     profile_file: String,
+    /// Who was asked for credentials.
+    asked: Asked,
     config: SdkConfig,
 }
 
@@ -108,8 +113,10 @@ impl Connection {
             .region()
             .await;
         let http_client = http_client(settings)?;
+        let asked = Asked::default();
+        let noting = asked.through(http_client.clone());
         let mut loader = aws_config::defaults(BehaviorVersion::latest())
-            .http_client(http_client.clone())
+            .http_client(noting.clone())
             .region(region.clone());
         if let Some(profile) = &settings.profile {
             loader = loader.profile_name(profile);
@@ -123,7 +130,7 @@ impl Connection {
         let of_chain = |name| Profile {
             name,
             config: ProviderConfig::default()
-                .with_http_client(http_client.clone())
+                .with_http_client(noting.clone())
                 .with_region(region.clone()),
         };
         let profile = named.map(of_chain);
@@ -159,6 +166,7 @@ impl Connection {
         let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT).build();
         let s3 = aws_sdk_s3::config::Builder::from(&config)
             .region(region.clone())
+            .http_client(http_client)
             // Tried again is here, where bodies count too: see `retry`.
             .retry_config(RetryConfig::disabled())
             .timeout_config(timeouts)
@@ -174,6 +182,7 @@ impl Connection {
             profile,
             usual_profile,
             profile_file: settings.profile_file.clone(),
+            asked,
             config,
         })
     }
@@ -189,15 +198,26 @@ impl Connection {
         // The provider that failed does not say twice why, and the whole chain says less than the
         // profile that the environment names.
         let profile = self.profile.as_ref().or(self.usual_profile.as_ref());
-        let asked = if let Some(profile) = profile {
-            profile.credentials().provide_credentials().await
-        } else {
+        let ask = async {
+            if let Some(profile) = profile {
+                return profile.credentials().provide_credentials().await.err();
+            }
             let provider = self.config.credentials_provider()?;
-            provider.provide_credentials().await
+            provider.provide_credentials().await.err()
         };
-        let error = asked.err()?;
-        let why = super::fault::chain(&error);
-        Some(if is_about_reach(&why) {
+        let asked = tokio::time::timeout(CREDENTIALS, ask).await.ok();
+        let why = match asked {
+            Some(error) => Some(super::fault::chain(&error?)),
+            None => None,
+        };
+        let in_vain = self.asked.in_vain();
+        let in_vain = in_vain.filter(|_| {
+            let told = why.as_deref();
+            // Where nothing is set up, the chain asks the instance, which is not there either.
+            told.is_none_or(|why| is_about_reach(why) || is_about_login(why))
+        });
+        let why = why.or_else(|| in_vain.clone())?;
+        Some(if let Some(why) = in_vain {
             let login = match profile {
                 Some(profile) => profile.source().await.1,
                 None => false,
