@@ -23,7 +23,9 @@ pub(crate) use self::open::below as open_below;
 pub use self::resolve::{ResolveError, Resolved, Roots};
 pub use self::walk::{DirEntry, Found, Listing, Thing, Unknown, Walk};
 pub(crate) use self::write::{STAGING, write_all};
-pub use self::write::{StagedDir, StagedFile, remove_tree, sweep_stale, unlock_dir, write_atomic};
+pub use self::write::{
+    StagedDir, StagedFile, remove_at_once, remove_tree, sweep_stale, unlock_dir, write_atomic,
+};
 use crate::path::TreePath;
 
 /// What kind of thing a directory entry is.

@@ -392,6 +392,19 @@ fn sweep(handle: BorrowedFd<'_>, dir: &Path) -> Result<usize, FsError> {
     Ok(removed)
 }
 
+/// Removes what is at `path`, at once for whoever looks there: whoever is killed leaves all of it or
+/// nothing. `temp` is a directory on the same file system, in which it goes.
+///
+/// # Errors
+/// When it can't be moved; it is as it was then.
+pub fn remove_at_once(path: &Path, temp: &Path) -> Result<(), FsError> {
+    let grave = StagedDir::new(temp)?;
+    std::fs::rename(path, grave.path().join("gone")).map_err(|source| FsError {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 /// Removes what is at `path`, with everything in it when it is a directory, at any depth. Links
 /// are removed, not followed. Nothing there is no error.
 ///

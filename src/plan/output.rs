@@ -22,7 +22,9 @@ use crate::bundle::CaseDigests;
 use crate::dataset::{Dataset, Mode};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Told};
 use crate::digest::{Digest, Hasher, TreeId};
-use crate::fs::{Kind, ReadError, Root, StagedDir, Stamp, sweep_stale, write_atomic};
+use crate::fs::{
+    Kind, ReadError, Root, StagedDir, Stamp, remove_at_once, sweep_stale, write_atomic,
+};
 use crate::path::{CaseId, TreePath};
 use crate::target::Target;
 use crate::tree::{
@@ -824,12 +826,8 @@ impl Output {
             if path.symlink_metadata().is_err() {
                 record.outputs.remove(&name);
             } else if existing(&path) == tree {
-                // Renamed away first, so that a kill leaves no half package under its name.
-                let grave =
-                    StagedDir::new(&self.state.join(STAGING)).map_err(refused("can not create"))?;
-                let inside = grave.path().join("gone");
-                fs::rename(&path, &inside).map_err(failed("can not remove", &path))?;
-                drop(grave);
+                remove_at_once(&path, &self.state.join(STAGING))
+                    .map_err(refused("can not remove"))?;
                 record.outputs.remove(&name);
                 removed.push(name);
             } else {

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::{PublishError, failed, refused};
 use crate::digest::{Digest, TreeId};
-use crate::fs::{Kind, Root, StagedDir, write_atomic};
+use crate::fs::{Kind, Root, remove_at_once, write_atomic};
 use crate::path::{CaseId, TreePath, fold};
 use crate::plan::fingerprint::{Aids, GRANULARITY, look};
 use crate::tree::Tree;
@@ -47,6 +47,28 @@ pub(super) enum There {
     Ours,
     /// Something else.
     Foreign,
+}
+
+/// Directories that were made for a pull. Those that have nothing in them go again with this.
+pub(super) struct Made(Vec<PathBuf>);
+
+impl Made {
+    /// Makes `dir`, and what is missing above it.
+    pub(super) fn new(dir: &Path) -> Result<Self, PublishError> {
+        let missing = dir.ancestors().take_while(|dir| !dir.exists());
+        let made = Self(missing.map(Path::to_owned).collect());
+        fs::create_dir_all(dir).map_err(failed("can not create", dir))?;
+        Ok(made)
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for dir in &self.0 {
+            // Of another pull's, something may be in them.
+            fs::remove_dir(dir).ok();
+        }
+    }
 }
 
 impl Record {
@@ -137,10 +159,7 @@ impl Record {
             Some((There::Nothing, _)) => {}
             Some((There::Same, true)) => {
                 let path = out.path().join(name);
-                // Renamed away first, so that a kill leaves no half case under its name.
-                let grave = StagedDir::new(temp).map_err(refused("can not create"))?;
-                fs::rename(&path, grave.path().join("gone"))
-                    .map_err(failed("can not remove", &path))?;
+                remove_at_once(&path, temp).map_err(refused("can not remove"))?;
             }
             _ => return Ok(false),
         }
@@ -148,8 +167,12 @@ impl Record {
         Ok(true)
     }
 
-    /// Writes the record; it has to be younger than what it vouches for.
+    /// Writes the record; it has to be younger than what it vouches for. Where none is and nothing
+    /// is to be recorded, none is made.
     pub(super) fn write(mut self, path: &Path) -> Result<(), PublishError> {
+        if self.cases.is_empty() && path.symlink_metadata().is_err() {
+            return Ok(());
+        }
         SCHEMA.clone_into(&mut self.schema);
         let bytes = serde_json::to_vec(&self)
             .map_err(|error| failed("can not write", path)(error.into()))?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::locate::{Located, Need, locate};
-use super::present::{Record, There, seen};
+use super::present::{Made, Record, There, seen};
 use super::remote::requests;
 use super::{Chosen, PublishError, Remote, failed, list, refused};
 use crate::bundle::{
@@ -121,7 +121,7 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
     }
     let state = pull.out.join(STATE);
     let temp = state.join("tmp");
-    fs::create_dir_all(&temp).map_err(failed("can not create", &temp))?;
+    let _made = Made::new(&temp)?;
     sweep_stale(&temp).map_err(refused("can not clean"))?;
     let out = Arc::new(Root::open(pull.out).map_err(refused("can not use"))?);
     let threads = rayon::ThreadPoolBuilder::new()
