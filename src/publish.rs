@@ -33,7 +33,7 @@ pub use self::verify::{Changes, Checked, Difference, diff, verify, verify_layout
 use crate::bundle::Bad;
 use crate::fs::FsError;
 use crate::path::{CaseId, TreePath};
-use crate::store::StoreError;
+use crate::store::{Reason, StoreError};
 
 /// Which cases are wanted.
 pub struct Chosen<'a> {
@@ -48,7 +48,7 @@ pub struct Chosen<'a> {
 pub enum PublishError {
     /// The store failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(StoreError),
     /// An object is not what it has to be.
     #[error(transparent)]
     Bad(#[from] Bad),
@@ -77,6 +77,15 @@ pub enum PublishError {
     /// It was stopped from outside.
     #[error("stopped")]
     Stopped,
+}
+
+impl From<StoreError> for PublishError {
+    fn from(error: StoreError) -> Self {
+        match *error.reason {
+            Reason::Stopped => Self::Stopped,
+            _ => Self::Store(error),
+        }
+    }
 }
 
 impl PublishError {

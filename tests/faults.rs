@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -14,8 +15,11 @@ use casepack::publish::{
 };
 use casepack::store::{S3, S3Settings, Store, for_each};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::support::{
-    BUCKET, Case, Fault, Project, ProjectBuilder, Proxy, S3Server, Way, many, pack, read_tree,
+    BUCKET, Case, Fault, Outcome, Project, ProjectBuilder, Proxy, S3Server, Way, many, pack,
+    read_tree,
 };
 
 /// A release in a directory, and its cases.
@@ -310,4 +314,104 @@ fn commands_survive_a_bad_network() {
         }
         assert_eq!(local.assert_whole(&out), local.cases.len());
     }
+}
+
+/// A child that works with the store behind `proxy`.
+fn start(local: &Local, server: &S3Server, proxy: &Proxy, args: &[&str]) -> Child {
+    let mut invocation = local.project.invoke(args.iter().copied());
+    for (name, value) in server.env() {
+        invocation = invocation.env(name, value);
+    }
+    let invocation = invocation.env("AWS_ENDPOINT_URL_S3", proxy.endpoint());
+    let mut command = invocation.command();
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Runs a command with the store as it is.
+fn run(local: &Local, server: &S3Server, args: &[&str]) -> Outcome {
+    let mut invocation = local.project.invoke(args.iter().copied());
+    for (name, value) in server.env() {
+        invocation = invocation.env(name, value);
+    }
+    invocation.run()
+}
+
+/// Killed at each step of the order in which a release is written: before its first blob, between
+/// the manifest and the ref, between the ref and the index.
+#[test]
+fn a_publish_that_is_killed_between_two_steps_leaves_whole_releases() {
+    let server = S3Server::start();
+    let url = format!("s3://{BUCKET}/store");
+    let mut local = Local::new(cases());
+    let publish = ["publish", &url, "--from", "bundle", "--tag", "v1"];
+    run(&local, &server, &publish).assert_code(0);
+    let object = |key: &str| fs::read(server.files().join("store").join(key));
+    for (round, step) in ["blobs/", "refs/v1.json", "index.json"].iter().enumerate() {
+        let before = object("refs/v1.json").unwrap();
+        let case = local.cases.values_mut().next().unwrap();
+        case.workspace
+            .insert("round".to_owned(), format!("{round}\n").into());
+        local.release = pack(
+            &local.project.path("bundle"),
+            &local.cases,
+            Compression::Zstd,
+            2,
+        )
+        .release;
+        let manifest = format!("blobs/sha256/{}", local.release.digest.hex());
+        let proxy = Proxy::before(server.endpoint());
+        let held = proxy.hold(&format!("PUT /{BUCKET}/store/{step}"));
+        let mut child = start(&local, &server, &proxy, &publish);
+        held.recv().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // The manifest is there before the ref names it, and the ref before the index does.
+        assert_eq!(object(&manifest).is_ok(), round > 0, "{step}");
+        assert_eq!(
+            object("refs/v1.json").unwrap() == before,
+            round < 2,
+            "{step}"
+        );
+        let out = format!("out-{round}");
+        let pull = ["pull", &url, "--ref", "v1", "-o", &out, "--output", "json"];
+        let pulled = run(&local, &server, &pull).assert_code(0).json();
+        assert_eq!(pulled["cases"], local.cases.len());
+        let is_new = pulled["release"] == local.release.digest.to_string();
+        assert_eq!(is_new, round == 2, "{step}");
+        run(&local, &server, &publish).assert_code(0);
+        run(&local, &server, &["verify", &url]).assert_code(0);
+        let done = format!("done-{round}");
+        run(&local, &server, &["pull", &url, "--ref", "v1", "-o", &done]).assert_code(0);
+        assert_eq!(local.assert_whole(&done), local.cases.len());
+    }
+}
+
+/// Somebody who presses Ctrl-C does not wait for a store that does not answer.
+#[test]
+fn an_interrupt_ends_what_waits_for_the_store() {
+    let server = S3Server::start();
+    let url = format!("s3://{BUCKET}/store");
+    let local = Local::new(cases());
+    let publish = ["publish", &url, "--from", "bundle", "--tag", "v1"];
+    let pull = ["pull", &url, "--ref", "v1", "-o", "out"];
+    let verify = ["verify", &url];
+    for (args, request) in [
+        (&publish[..], "PUT /bucket/store/blobs/"),
+        (&pull[..], "GET /bucket/store/blobs/"),
+        (&verify[..], "GET /bucket/store/blobs/"),
+    ] {
+        let proxy = Proxy::before(server.endpoint());
+        let held = proxy.hold(request);
+        let child = start(&local, &server, &proxy, args);
+        held.recv().unwrap();
+        let pid = Pid::from_child(&child);
+        kill_process(pid, Signal::INT).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        let told = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(130), "{args:?}: {told}");
+        local.assert_whole("out");
+        run(&local, &server, args).assert_code(0);
+    }
+    assert_eq!(local.assert_whole("out"), local.cases.len());
 }

@@ -26,7 +26,7 @@ fn pass(args: &Gc, context: &Context) -> Result<Outcome, (Exit, Failure)> {
         now: i64::try_from(context.machine.clock).unwrap_or(i64::MAX),
         write: args.write,
     };
-    let done = collect(remote, pass).map_err(|error| store::told(&error))?;
+    let done = collect(remote, pass, &context.stop).map_err(|error| store::told(&error))?;
     if done.needed.0 + done.named.0 + done.removed.0 == 0 {
         // Mistyped, as likely as not: then garbage stays for ever.
         let failure = Failure::new(

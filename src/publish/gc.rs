@@ -66,8 +66,13 @@ struct Record {
 /// grace period, is still not needed and was not written since.
 ///
 /// # Errors
-/// When the store fails or a ref is damaged, which could be one that needs blobs.
-pub fn collect(remote: Remote<'_>, pass: Collection) -> Result<Collected, PublishError> {
+/// When the store fails or a ref is damaged, which could be one that needs blobs; and when `stop`
+/// was set from outside.
+pub fn collect(
+    remote: Remote<'_>,
+    pass: Collection,
+    stop: &AtomicBool,
+) -> Result<Collected, PublishError> {
     let store = remote.store;
     let mut done = Collected::default();
     // Records before refs, refs before blobs: a publisher goes the other way.
@@ -148,7 +153,7 @@ pub fn collect(remote: Remote<'_>, pass: Collection) -> Result<Collected, Publis
         return Ok(done);
     }
     if !gone.is_empty() {
-        done.removed = sweep(remote, &gone)?;
+        done.removed = sweep(remote, &gone, stop)?;
     }
     write(store, &records, &record, &waiting)?;
     Ok(done)
@@ -159,7 +164,11 @@ pub fn collect(remote: Remote<'_>, pass: Collection) -> Result<Collected, Publis
 /// A publisher that needs one of them writes it again, perhaps between a look at it and its removal.
 /// So a sweep is told by an object of its own before it looks at refs, and a publisher looks for
 /// that after it has moved its ref ([`settle`]): one of the two sees the other.
-fn sweep(remote: Remote<'_>, gone: &BTreeMap<Digest, Entry>) -> Result<(u64, u64), PublishError> {
+fn sweep(
+    remote: Remote<'_>,
+    gone: &BTreeMap<Digest, Entry>,
+    stop: &AtomicBool,
+) -> Result<(u64, u64), PublishError> {
     let store = remote.store;
     let started = Instant::now();
     let marker = key(SWEEP)?;
@@ -179,6 +188,9 @@ fn sweep(remote: Remote<'_>, gone: &BTreeMap<Digest, Entry>) -> Result<(u64, u64
         };
         let gone: Vec<&Entry> = now.iter().filter(still).collect();
         for_each(&gone, AT_ONCE, |entry| -> Result<(), PublishError> {
+            if stop.load(Ordering::Relaxed) {
+                return Err(PublishError::Stopped);
+            }
             if started.elapsed() > SWEEP_TIME {
                 return Err(PublishError::refused(
                     "Removing garbage takes too long to go on safely",
@@ -191,8 +203,10 @@ fn sweep(remote: Remote<'_>, gone: &BTreeMap<Digest, Entry>) -> Result<(u64, u64
         Ok((gone.len() as u64, bytes))
     };
     let swept = swept();
-    store.delete(&marker)?;
-    swept
+    let told = store.delete(&marker);
+    let swept = swept?;
+    told?;
+    Ok(swept)
 }
 
 /// Waits for a sweep at work, after the ref was moved; then says which of `risky` are not there,

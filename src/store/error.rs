@@ -164,6 +164,9 @@ pub enum Reason {
     /// Longer than keys may be.
     #[error("its key has {0} bytes; S3 allows {MAX_KEY}")]
     LongKey(usize),
+    /// It was stopped from outside; what was being sent may have arrived or not.
+    #[error("stopped")]
+    Stopped,
     /// Anything else that the store refuses.
     #[error("the store refused: {0}")]
     Refused(Answer),
@@ -297,6 +300,7 @@ impl Reason {
             Self::DamagedOnTheWay(_) => {
                 "Try again. If it stays so, something between here and the store changes bytes."
             }
+            Self::Stopped => "What is finished is whole: the same command goes on.",
             Self::LongKey(_) => "Use a shorter prefix, or shorter names.",
             Self::Refused(_) => "What the store says is the reason; ask whoever runs it.",
             Self::NoConditions => "Use --force when nobody else publishes under this name.",

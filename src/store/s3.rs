@@ -44,6 +44,10 @@ const MULTIPART: u64 = 16 * 1024 * 1024;
 const BUDGET: u32 = 32 * 1024 * 1024;
 /// The largest object that is compared with what a conditional write would put in its place.
 const MAX_COMPARED: u64 = 64 * 1024 * 1024;
+/// How long whoever is to stop waits for what he tidies up.
+const LAST: Duration = Duration::from_secs(3);
+/// Keys of one page of a listing (S3, `ListObjectsV2`).
+const PAGE: usize = 1000;
 /// Pages without a single key that a listing may have in a row.
 const MAX_EMPTY_PAGES: usize = 1000;
 
@@ -155,6 +159,14 @@ impl S3 {
             }
         };
         self.runtime.block_on(run)
+    }
+
+    /// Sends a last request, of somebody who does not wait for long.
+    fn once<T>(&self, attempt: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+        self.counters.request();
+        let last = async { tokio::time::timeout(LAST, attempt).await };
+        let silent = |_| Err(Fault::silent(LAST));
+        self.runtime.block_on(last).unwrap_or_else(silent)
     }
 
     /// A request without a body, ended when the server keeps silent.
@@ -469,12 +481,19 @@ impl Store for S3 {
 
     fn delete(&self, key: &TreePath) -> Result<(), StoreError> {
         let full = self.full(Action::Delete, key)?;
-        let deleted = self.run(Action::Delete, key.as_str(), async || {
+        let delete = async || {
             let request = self.connection.client.delete_object();
             let send = request.bucket(&self.bucket).key(&full).send();
             self.asking(send).await
-        });
-        match deleted {
+        };
+        let deleted = if self.tries.is_stopped() {
+            // What is removed by then was made for the time of the work.
+            self.once(delete())
+        } else {
+            self.fallible(delete)
+        };
+        let failed = |fault: Fault| self.error(Action::Delete, key.as_str(), fault.reason);
+        match deleted.map_err(failed) {
             Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),
         }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -45,6 +46,10 @@ struct Shared {
     faults: Mutex<VecDeque<Option<Fault>>>,
     /// Faults that took place.
     done: Mutex<Vec<Fault>>,
+    /// A request that begins like this never reaches the server.
+    held: Mutex<Option<String>>,
+    /// Told when one was held.
+    tell: Mutex<Option<Sender<()>>>,
     stopped: AtomicBool,
 }
 
@@ -58,6 +63,8 @@ impl Proxy {
             server: server.parse().expect("an address"),
             faults: Mutex::default(),
             done: Mutex::default(),
+            held: Mutex::default(),
+            tell: Mutex::default(),
             stopped: AtomicBool::new(false),
         });
         thread::spawn({
@@ -92,6 +99,15 @@ impl Proxy {
     /// The next `times` connections, after those that have faults already, have none.
     pub(crate) fn pass(&self, times: usize) {
         lock(&self.shared.faults).extend(std::iter::repeat_n(None, times));
+    }
+
+    /// From now on a request that begins like `request`, `METHOD /PATH`, does not reach the server,
+    /// and has no answer. What comes back is told of each.
+    pub(crate) fn hold(&self, request: &str) -> Receiver<()> {
+        let (tell, told) = channel();
+        *lock(&self.shared.held) = Some(request.to_owned());
+        *lock(&self.shared.tell) = Some(tell);
+        told
     }
 
     /// Faults that took place; those that were to come are forgotten.
@@ -151,6 +167,15 @@ impl Shared {
                 return to.shutdown(Shutdown::Write);
             }
             let bytes = &mut buffer[..read];
+            let is_held =
+                |request: &String| way == Way::Up && bytes.starts_with(request.as_bytes());
+            if lock(&self.held).as_ref().is_some_and(is_held) {
+                if let Some(tell) = &*lock(&self.tell) {
+                    tell.send(()).ok();
+                }
+                self.wait();
+                return Ok(());
+            }
             let reached = |at: usize| {
                 (carried..carried + read)
                     .contains(&at)
@@ -166,9 +191,7 @@ impl Shared {
                 Some(Fault::Stall(on, at)) if on == way && reached(at).is_some() => {
                     lock(&self.done).extend(fault);
                     to.write_all(&bytes[..at - carried])?;
-                    while !self.stopped.load(Ordering::SeqCst) {
-                        thread::sleep(Duration::from_millis(50));
-                    }
+                    self.wait();
                     return Ok(());
                 }
                 Some(Fault::Cut(on, at)) if on == way && reached(at).is_some() => {
@@ -181,6 +204,13 @@ impl Shared {
             }
             to.write_all(bytes)?;
             carried += read;
+        }
+    }
+
+    /// Waits for the end of the proxy.
+    fn wait(&self) {
+        while !self.stopped.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(50));
         }
     }
 

@@ -24,7 +24,7 @@ fn garbage_goes_in_two_passes_and_nothing_that_is_needed() {
             now: now + days * day,
             write: true,
         };
-        collect(remote, pass).unwrap()
+        collect(remote, pass, &AtomicBool::new(false)).unwrap()
     };
     // A job may still hold the old release by its digest.
     let first = pass(0, 90);
@@ -91,7 +91,8 @@ fn collect_after(memory: &Memory, store: &dyn Store, days: i64) -> Collected {
         now,
         write: true,
     };
-    collect(Remote::new(store, None).unwrap(), pass).unwrap()
+    let remote = Remote::new(store, None).unwrap();
+    collect(remote, pass, &AtomicBool::new(false)).unwrap()
 }
 
 fn assert_whole(store: &dyn Store, name: &str) {

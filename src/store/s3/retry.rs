@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::fault::{Again, Fault};
-use crate::store::Counters;
+use crate::store::{Counters, Reason};
 
 /// The first pause is up to this long, every further one up to twice as long as the one before.
 const FIRST: Duration = Duration::from_millis(200);
 /// But not longer than this.
 const LONGEST: Duration = Duration::from_secs(8);
-/// How often a pause looks whether it is to stop.
+/// How often whoever waits looks whether it is to stop.
 const LOOK: Duration = Duration::from_millis(100);
 /// Tries of what succeeds soon or never, and of a server that never answered.
 const FEW: u32 = 3;
@@ -25,7 +25,7 @@ pub(super) struct Tries {
     patience: Duration,
     /// Whether the server ever answered: a wrong address is told soon, an outage waited for.
     reached: AtomicBool,
-    /// Set from outside: then nothing is tried again.
+    /// Set from outside: then nothing is waited for.
     stop: Arc<AtomicBool>,
 }
 
@@ -48,7 +48,11 @@ impl Tries {
         let mut tried = 0;
         loop {
             counters.request();
-            let fault = match attempt().await {
+            let answer = tokio::select! {
+                answer = attempt() => answer,
+                () = self.stopped() => return Err(Fault::new(Reason::Stopped, Again::Never)),
+            };
+            let fault = match answer {
                 Ok(done) => {
                     self.reached.store(true, Ordering::Relaxed);
                     return Ok(done);
@@ -69,25 +73,22 @@ impl Tries {
             if (few && tried >= FEW) || failed_first.elapsed() + pause > self.patience {
                 return Err(fault);
             }
-            if !self.sleep(pause).await {
-                return Err(fault);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => counters.retry(),
+                () = self.stopped() => return Err(Fault::new(Reason::Stopped, Again::Never)),
             }
-            counters.retry();
         }
     }
 
-    /// Sleeps, unless it is to stop; returns whether it may go on.
-    async fn sleep(&self, pause: Duration) -> bool {
-        let end = Instant::now() + pause;
-        loop {
-            if self.stop.load(Ordering::Relaxed) {
-                return false;
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            tokio::time::sleep(left.min(LOOK)).await;
+    /// Whether it is to stop.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it is to stop.
+    async fn stopped(&self) {
+        while !self.is_stopped() {
+            tokio::time::sleep(LOOK).await;
         }
     }
 }
@@ -105,7 +106,6 @@ fn pause(tried: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Reason;
 
     #[test]
     fn pauses_are_spread_and_bounded() {
@@ -156,12 +156,20 @@ mod tests {
         let never = async || Err::<(), _>(Fault::new(Reason::NotFound, Again::Never));
         runtime.block_on(tries.run(&counters, never)).unwrap_err();
         assert_eq!(counters.traffic().requests, 9);
-        // Whoever is to stop does not wait for an outage to end.
+        // Whoever is to stop waits neither for an outage to end nor for an answer.
         let outage = async || {
             stop.store(true, Ordering::Relaxed);
             Err::<(), _>(Fault::new(Reason::Broken(String::new()), Again::Later))
         };
-        runtime.block_on(tries.run(&counters, outage)).unwrap_err();
-        assert_eq!(counters.traffic().requests, 10);
+        let frozen = async || {
+            stop.store(true, Ordering::Relaxed);
+            std::future::pending::<Result<(), _>>().await
+        };
+        let stopped = runtime.block_on(tries.run(&counters, outage)).unwrap_err();
+        assert!(matches!(stopped.reason, Reason::Stopped), "{stopped:?}");
+        stop.store(false, Ordering::Relaxed);
+        let stopped = runtime.block_on(tries.run(&counters, frozen)).unwrap_err();
+        assert!(matches!(stopped.reason, Reason::Stopped), "{stopped:?}");
+        assert_eq!(counters.traffic().requests, 11);
     }
 }
