@@ -39,6 +39,9 @@ pub mod limits {
     pub const LINE_BYTES: usize = 8 << 20;
     /// Inflated bytes of a frame.
     pub const FRAME_BYTES: u64 = 2 << 20;
+    /// Bytes of a blob, also inflated: no store has larger objects, and all of a release add up to
+    /// less than a `u64` holds.
+    pub const BLOB_BYTES: u64 = 1 << 44;
     /// Cases of a release.
     pub const CASES: u64 = 1_000_000;
     /// Files of one view of one case.
@@ -140,7 +143,7 @@ impl Bad {
         match self.fault {
             Fault::Damaged => {
                 "The store is damaged, or is none of casepack: publish the release again with \
-                 `casepack publish --force`, or take it from another store."
+                 `casepack publish --repair`, or take it from another store."
             }
             Fault::Older => {
                 "Publish the dataset again with this casepack; until then the one that wrote the \

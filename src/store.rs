@@ -129,6 +129,11 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// What was done so far.
     fn traffic(&self) -> Traffic;
 
+    /// How many objects [`Store::list`] gives for one request; `None`: all there are.
+    fn page(&self) -> Option<usize> {
+        None
+    }
+
     /// The S3 server that the objects are on, for others who are to find it.
     fn server(&self) -> Option<Server> {
         None

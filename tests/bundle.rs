@@ -407,7 +407,7 @@ fn publishing_again_mends_what_a_store_has_lost() {
             if at < 2 {
                 let told = project.casepack(pull).assert_code(3);
                 assert!(told.stderr.contains("The store is damaged"), "{told}");
-                assert!(told.stderr.contains("publish --force"), "{told}");
+                assert!(told.stderr.contains("publish --repair"), "{told}");
             }
             let mut args = vec!["publish", "store", "--from", "bundle", "--tag", "v1"];
             args.extend(force.then_some("--force"));
@@ -418,6 +418,132 @@ fn publishing_again_mends_what_a_store_has_lost() {
     }
     let again = publish(&project, "store", "v1");
     assert_eq!(again["unchanged"], true, "{again}");
+}
+
+/// Bytes of the same number that are others.
+fn alter(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, &bytes).unwrap();
+}
+
+#[test]
+fn what_verify_finds_one_command_mends() {
+    let project = with_release(&many(25));
+    let server = S3Server::start();
+    let run = |args: &[&str], code| -> Outcome {
+        let mut invocation = project.invoke(args.iter().copied());
+        for (name, value) in server.env() {
+            invocation = invocation.env(name, value);
+        }
+        invocation.run().assert_code(code)
+    };
+    let url = format!("s3://{BUCKET}/store");
+    let dir = project.path("store").to_str().unwrap().to_owned();
+    for (store, files) in [
+        (&dir, project.path("store")),
+        (&url, server.files().join("store")),
+    ] {
+        let publish = ["publish", store, "--from", "bundle", "--tag", "v1"];
+        run(&publish, 0);
+        let whole = blobs(&files);
+        let names = whole.keys().map(|name| format!("blobs/sha256/{name}"));
+        let rest = ["refs/v1.json", "index.json", "oci-layout"];
+        let names: Vec<String> = names.chain(rest.map(str::to_owned)).collect();
+        for (at, name) in names.iter().enumerate() {
+            alter(&files.join(name));
+            // All at once as well.
+            if at == 0 {
+                continue;
+            }
+            let told = run(&["verify", store], 1);
+            assert!(
+                told.stdout.contains(name) || name == "refs/v1.json",
+                "{told}"
+            );
+            let fix = format!("`casepack publish {} --tag v1 --repair`", "STORE");
+            let shown = told
+                .stderr
+                .replace(store.as_str(), "STORE")
+                .replace("[PROJECT]/store", "STORE");
+            assert!(
+                shown.contains(&fix) || name == "refs/v1.json",
+                "{fix}: {told}"
+            );
+            let dry = [&publish[..], &["--repair", "--dry-run", "--output", "json"]].concat();
+            let dry = run(&dry, 0).json();
+            run(&[&publish[..], &["--repair"]].concat(), 0);
+            run(&["verify", store], 0);
+            assert_eq!(blobs(&files), whole, "{name}");
+            let is_blob = name.starts_with("blobs/");
+            assert!(!is_blob || dry["damaged"].as_u64() <= Some(2), "{dry}");
+        }
+    }
+}
+
+/// A listing gives a thousand objects at a time, and a publish of what is there already asks for
+/// one of them.
+#[test]
+fn what_is_lost_among_thousands_of_objects_is_found() {
+    let mut cases = many(6);
+    let project = with_release(&cases);
+    let server = S3Server::start();
+    let url = format!("s3://{BUCKET}/store");
+    let run = |args: &[&str]| -> Value {
+        let args = [
+            &["publish", &url, "--from", "bundle", "--output", "json"],
+            args,
+        ]
+        .concat();
+        let mut invocation = project.invoke(args);
+        for (name, value) in server.env() {
+            invocation = invocation.env(name, value);
+        }
+        invocation.run().assert_code(0).json()
+    };
+    run(&[]);
+    let files = server.files().join("store/blobs/sha256");
+    let ours: Vec<String> = blobs(&project.path("bundle")).into_keys().collect();
+    // Before all, and before the last but a few, of what the release needs.
+    for at in 0..1100 {
+        fs::write(files.join(format!("{at:064x}")), "of another release").unwrap();
+    }
+    server.take_requests();
+    let again = run(&[]);
+    assert_eq!(
+        (&again["unchanged"], &again["compared"]),
+        (&true.into(), &999.into())
+    );
+    assert!(server.take_requests().len() <= 3);
+    let lost = files.join(ours.last().unwrap());
+    let whole = fs::read(&lost).unwrap();
+    // Beyond the first page nothing is seen, unless something is to be sent anyway,
+    fs::remove_file(&lost).unwrap();
+    assert_eq!(run(&[])["unchanged"], true);
+    run(&["--tag", "other"]);
+    assert_eq!(fs::read(&lost).unwrap(), whole);
+    fs::remove_file(&lost).unwrap();
+    cases
+        .get_mut("case-00001")
+        .unwrap()
+        .workspace
+        .insert("new".to_owned(), b"new\n".to_vec());
+    pack(&project.path("bundle"), &cases, Compression::Zstd, 2);
+    let needed = blobs(&project.path("bundle")).contains_key(ours.last().unwrap());
+    run(&[]);
+    assert_eq!(lost.exists(), needed);
+    // or one of the flags asks for all.
+    let lost = files.join(blobs(&project.path("bundle")).into_keys().last().unwrap());
+    for flag in ["--force", "--repair"] {
+        fs::remove_file(&lost).unwrap();
+        let mended = run(&[flag]);
+        assert_eq!(
+            (&mended["unchanged"], &mended["uploaded"]),
+            (&false.into(), &1.into())
+        );
+        assert!(lost.exists());
+    }
 }
 
 #[test]
@@ -530,7 +656,7 @@ fn an_index_that_is_not_what_the_refs_say_is_found() {
             }
             let told = project.casepack(["verify", "store"]).assert_code(1);
             assert!(told.stdout.contains(name), "{told}");
-            assert!(told.stderr.contains("publish --force"), "{told}");
+            assert!(told.stderr.contains("--tag v1 --repair"), "{told}");
         }
         fs::write(project.path(&path), &whole).unwrap();
     }
@@ -879,8 +1005,8 @@ fn a_pull_may_be_killed_at_any_moment() {
         let pulled = json(&project, &args);
         assert_eq!(pulled["cases"], 150);
         assert_eq!(cases_in(&project.path(&out)).len(), 150);
-        let left = fs::read_dir(project.path(&out).join(".casepack/tmp")).unwrap();
-        assert_eq!(left.count(), 0);
+        let left = fs::read_dir(project.path(&out).join(".casepack/tmp"));
+        assert_eq!(left.map_or(0, Iterator::count), 0);
     }
 }
 
@@ -993,8 +1119,8 @@ fn a_store_that_was_altered_is_found_out() {
     json(&project, &["pull", "store", "--ref", "v1", "-o", "last"]);
 }
 
-/// Makes of the release `v1` one that another version of the format has, as `writer` would.
-fn rewrite_version(store: &Path, version: u64, writer: &str) {
+/// Changes document and manifest of the release `v1`, and names both by what they are then.
+fn rewrite(store: &Path, change: &dyn Fn(&mut Value, &mut Value)) {
     let decoded = |of: &Value| -> Value {
         let bytes = BASE64.decode(of["data"].as_str().unwrap()).unwrap();
         serde_json::from_slice(&bytes).unwrap()
@@ -1011,13 +1137,111 @@ fn rewrite_version(store: &Path, version: u64, writer: &str) {
     let mut named: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let mut manifest = decoded(&named);
     let mut document = decoded(&manifest["config"]);
-    document["schemaVersion"] = version.into();
-    document["writer"] = writer.into();
-    // What other versions have and lack, nobody knows.
-    document.as_object_mut().unwrap().remove("packages");
+    change(&mut document, &mut manifest);
     put(&mut manifest["config"], &document);
+    let before = named.clone();
     put(&mut named, &manifest);
     fs::write(&path, named.to_string()).unwrap();
+    // In the index as well, which is compared with the ref.
+    let path = store.join("index.json");
+    let index = fs::read_to_string(&path).unwrap();
+    let text = |of: &Value| {
+        format!(
+            "{},\"mediaType\":{},\"size\":{}",
+            of["digest"], of["mediaType"], of["size"]
+        )
+    };
+    fs::write(&path, index.replace(&text(&before), &text(&named))).unwrap();
+}
+
+/// Makes of the release `v1` one that another version of the format has, as `writer` would.
+fn rewrite_version(store: &Path, version: u64, writer: &str) {
+    rewrite(store, &|document, _| {
+        document["schemaVersion"] = version.into();
+        document["writer"] = writer.into();
+        // What other versions have and lack, nobody knows.
+        document.as_object_mut().unwrap().remove("packages");
+    });
+}
+
+/// A pull that may not be, or can't, leaves a place as it was.
+#[test]
+fn a_pull_of_nothing_leaves_nothing() {
+    let project = with_release(&many(6));
+    publish(&project, "store", "v1");
+    fs::create_dir(project.path("empty")).unwrap();
+    project.write("other/mine.txt", "mine");
+    let pack = json(&project, &["inspect", "store", "--ref", "v1"])["document"]["packs"][0].clone();
+    let pack = pack["digest"]
+        .as_str()
+        .unwrap()
+        .replace("sha256:", "store/blobs/sha256/");
+    let before = project.tree("");
+    for more in [
+        &["--max-bytes", "10"][..],
+        &["--as", "cases", "--max-bytes", "10"],
+    ] {
+        for out in ["a/b/c", "empty", "other"] {
+            let args = ["pull", "store", "--ref", "v1", "-o", out];
+            project.casepack([&args[..], more].concat()).assert_code(3);
+            assert_eq!(project.tree(""), before, "{out}");
+            // Nor one whose store fails before the first case is there.
+            alter(&project.path(&pack));
+            let lost = project.casepack(args).assert_code(3);
+            assert!(lost.stderr.contains("damaged"), "{lost}");
+            alter(&project.path(&pack));
+            assert_eq!(project.tree(""), before, "{out}");
+        }
+    }
+    // What others have there stays.
+    json(&project, &["pull", "store", "--ref", "v1", "-o", "other"]);
+    assert_eq!(cases_in(&project.path("other")).len(), 7);
+}
+
+/// Whoever wrote a release may have stated anything: `verify` compares it with what is there.
+#[test]
+fn every_size_that_a_release_states_is_compared_with_what_is_there() {
+    let project = with_release(&many(6));
+    publish(&project, "store", "v1");
+    let whole = fs::read(project.path("store/refs/v1.json")).unwrap();
+    let index = fs::read(project.path("store/index.json")).unwrap();
+    let shards = json(&project, &["inspect", "store", "--ref", "v1"])["document"]["shards"].clone();
+    let shards = shards.as_array().unwrap().len();
+    let sizes = [
+        ("/shards/0/rawSize", None),
+        ("/packs/0/rawSize", None),
+        ("/packs/1/rawSize", None),
+        ("/shards/0/size", Some("/layers/0/size".to_owned())),
+        ("/packs/0/size", Some(format!("/layers/{shards}/size"))),
+        ("/packs/0/index/size", None),
+        ("/views/workspace/files", None),
+        ("/views/evaluation/bytes", None),
+        ("/views/task/bytes", None),
+        ("/cases", None),
+        ("/shards/1/cases", None),
+    ];
+    for (field, layer) in sizes {
+        for value in [0, 1, 1 << 20, 1 << 43, 1 << 63, u64::MAX] {
+            rewrite(&project.path("store"), &|document, manifest| {
+                *document.pointer_mut(field).unwrap() = value.into();
+                if let Some(layer) = &layer {
+                    *manifest.pointer_mut(layer).unwrap() = value.into();
+                }
+            });
+            let told = project.casepack(["verify", "store"]).assert_code(1);
+            assert!(told.stdout.contains("sha256"), "{field} {value}: {told}");
+            assert!(told.stderr.contains("--repair"), "{field} {value}: {told}");
+            if field.contains("rawSize") || field.contains("views") {
+                let name = field.rsplit('/').next().unwrap();
+                assert!(told.stdout.contains(name), "{field} {value}: {told}");
+                let shown = value.to_string();
+                assert!(told.stdout.contains(&shown), "{field} {value}: {told}");
+            }
+            fs::write(project.path("store/refs/v1.json"), &whole).unwrap();
+            fs::write(project.path("store/index.json"), &index).unwrap();
+        }
+    }
+    json(&project, &["verify", "store"]);
 }
 
 #[test]

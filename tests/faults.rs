@@ -53,6 +53,7 @@ impl Local {
             remote: Remote::new(store, None)?,
             reference: &RefName::new(tag).unwrap(),
             force: false,
+            repair: false,
             dry_run: false,
             grace: Duration::from_hours(24),
             stop: &AtomicBool::new(false),

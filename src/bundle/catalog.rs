@@ -80,6 +80,8 @@ pub struct Shard {
     groups: Vec<Arc<[Listed]>>,
     /// Its cases, sorted by id.
     pub cases: Vec<ShardCase>,
+    /// Its inflated bytes.
+    pub raw: u64,
 }
 
 type Row<'a> = (std::borrow::Cow<'a, str>, &'a str, &'a str, u64);
@@ -162,6 +164,7 @@ impl Shard {
             });
         }
         Ok(Self {
+            raw: bytes.len() as u64,
             object,
             groups,
             cases,

@@ -341,18 +341,30 @@ impl Name {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        if text.len() == 64 {
-            return Digest::from_hex(text).ok().map(Self::Full);
+        match text.len() {
+            64 => Digest::from_hex(text).ok().map(Self::Full),
+            16 => padded(text).map(Self::short),
+            _ => None,
         }
-        // The digest that starts so is as good as any for reading it.
-        let digest = Digest::from_hex(&format!("{text}{}", "0".repeat(48))).ok()?;
-        (text.len() == 16).then(|| Self::short(digest))
+    }
+
+    /// A digest that a content of this name can have.
+    pub fn example(self) -> Option<Digest> {
+        match self {
+            Self::Full(digest) => Some(digest),
+            Self::Short(_) => padded(&self.to_string()),
+        }
     }
 
     /// Both that a content can have.
     pub fn of(digest: Digest) -> [Self; 2] {
         [Self::Full(digest), Self::short(digest)]
     }
+}
+
+/// The digest that starts with these 16 digits and goes on with zeros.
+fn padded(head: &str) -> Option<Digest> {
+    Digest::from_hex(&format!("{head}{}", "0".repeat(48))).ok()
 }
 
 impl std::fmt::Display for Name {
@@ -385,6 +397,8 @@ pub struct PackIndex {
     pub frames: Vec<Frame>,
     /// Its contents, in order.
     pub contents: Vec<(Name, Place)>,
+    /// Inflated bytes of its own frame.
+    pub raw: u64,
     by_name: BTreeMap<Name, usize>,
 }
 
@@ -450,7 +464,10 @@ impl PackIndex {
         let bad = |why: &str| Bad::new(&object, why);
         let raw = inflate(compressed, limits::SHARD_BYTES, &object)?;
         let text = index_text(&raw).ok_or_else(|| bad("is no entry of an archive"))?;
-        let mut index = Self::default();
+        let mut index = Self {
+            raw: raw.len() as u64,
+            ..Self::default()
+        };
         let mut end = 0_u64;
         // Of the frame: bytes that no entry has claimed; of the last entry: bytes that are in the
         // frames that follow.

@@ -395,11 +395,42 @@ impl Document {
         let digest = |text: &str| text.parse().map_err(|_| bad("has a bad digest"));
         let view = |name: &str| View::from_name(name).ok_or_else(|| bad("names an unknown view"));
         let case = |id: &str| CaseId::new(id).map_err(|_| bad("has a case id that is none"));
+        // A frame can't be much larger than what is in it.
+        let compressed = limits::SHARD_BYTES + (1 << 20);
+        let shards = raw.shards.iter().enumerate().flat_map(|(at, shard)| {
+            [
+                (format!("shards[{at}].size"), shard.size, compressed),
+                (
+                    format!("shards[{at}].rawSize"),
+                    shard.raw_size,
+                    limits::SHARD_BYTES,
+                ),
+            ]
+        });
+        let packs = raw.packs.iter().enumerate().flat_map(|(at, pack)| {
+            [
+                (format!("packs[{at}].size"), pack.size, limits::BLOB_BYTES),
+                (
+                    format!("packs[{at}].rawSize"),
+                    pack.raw_size,
+                    limits::BLOB_BYTES,
+                ),
+                (
+                    format!("packs[{at}].index.size"),
+                    pack.index.size,
+                    compressed.min(pack.size),
+                ),
+            ]
+        });
+        for (field, size, limit) in shards.chain(packs) {
+            if size > limit {
+                return Err(bad(&format!(
+                    "has a {field} of {size} bytes, more than {limit}"
+                )));
+            }
+        }
         let mut shards = Vec::new();
         for shard in &raw.shards {
-            if shard.raw_size > limits::SHARD_BYTES {
-                return Err(bad("has a catalog shard of more than 16 MiB"));
-            }
             shards.push(CatalogShard {
                 view: view(&shard.view)?,
                 first: case(&shard.first)?,
@@ -407,7 +438,6 @@ impl Document {
                 cases: shard.cases,
                 blob: Descriptor {
                     digest: digest(&shard.digest)?,
-                    // A frame can't be much larger than what is in it.
                     size: shard.size,
                 },
                 raw: shard.raw_size,
@@ -429,14 +459,6 @@ impl Document {
                     size: pack.index.size,
                 },
             });
-        }
-        if packs.iter().any(|pack| pack.index.size > pack.blob.size) {
-            return Err(bad("has a pack that is smaller than its index"));
-        }
-        let sizes = shards.iter().map(|shard| shard.blob.size);
-        let sizes = sizes.chain(packs.iter().map(|pack| pack.index.size));
-        if sizes.max().unwrap_or(0) > limits::SHARD_BYTES + (1 << 20) {
-            return Err(bad("has a shard or pack index of more than 16 MiB"));
         }
         let document = Self {
             name: raw.name,

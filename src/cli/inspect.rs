@@ -43,11 +43,8 @@ fn whole(release: &Release, context: &Context) -> Outcome {
     row("cases", document.cases.to_string());
     for view in View::ALL {
         let (files, bytes) = document.views.get(&view).copied().unwrap_or_default();
-        let blobs = |of: &dyn Fn() -> u64| size(of());
-        let stored = blobs(&|| {
-            let packs = document.packs.iter().filter(|pack| pack.view == view);
-            packs.map(|pack| pack.blob.size + pack.index.size).sum()
-        });
+        let packs = document.packs.iter().filter(|pack| pack.view == view);
+        let stored = size(packs.map(|pack| pack.blob.size).sum());
         row(
             view.name(),
             format!(

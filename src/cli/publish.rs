@@ -112,6 +112,7 @@ fn send(
         remote: Remote::new(store, None).map_err(|error| store::told(&error))?,
         reference: &tag,
         force: args.destination.force,
+        repair: publishing.repair,
         dry_run: publishing.dry_run,
         grace: GRACE,
         stop: &context.stop,
@@ -171,8 +172,20 @@ fn told(
     let all = pushed.present + pushed.uploaded;
     let reused = format!("{} of {all} there already", pushed.present);
     let shown = escape::line(&url);
+    let reused = match pushed.damaged {
+        0 => reused,
+        damaged => format!("{reused}, {damaged} more were damaged"),
+    };
     let text = match (dry_run, pushed.unchanged) {
-        (_, true) => format!("'{tag}' in {shown} is this release already."),
+        (_, true) => {
+            let compared = pushed.compared.map_or_else(String::new, |objects| {
+                format!(
+                    " Only the first {objects} objects of the store were compared: --force compares \
+                     all."
+                )
+            });
+            format!("'{tag}' in {shown} is this release already.{compared}")
+        }
         (true, false) => format!("Would send {sent} to {shown} as '{tag}'; {reused}."),
         (false, false) => format!("Published to {shown} as '{tag}': {sent} sent, {reused}."),
     };
@@ -188,6 +201,8 @@ fn told(
         .field("dry_run", dry_run)
         .field("unchanged", pushed.unchanged)
         .field("before", pushed.before.map(|digest| digest.to_string()))
+        .field("compared", pushed.compared)
+        .field("damaged", pushed.damaged)
         .field("uploaded", pushed.uploaded)
         .field("uploaded_bytes", pushed.uploaded_bytes)
         .field("reused", pushed.present)

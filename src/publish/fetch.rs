@@ -74,7 +74,9 @@ pub fn fetch(
     })?;
     Ok(Fetched {
         files: objects.len() as u64,
-        bytes: objects.values().map(|entry| entry.size).sum(),
+        bytes: objects
+            .values()
+            .fold(0, |sum, entry| sum.saturating_add(entry.size)),
         verified: record.is_some_and(|record| {
             objects
                 .keys()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::{PublishError, Remote};
-use crate::bundle::{CatalogShard, Listed, Release, Shard, View};
+use crate::bundle::{Bad, CatalogShard, Listed, Release, Shard, View};
 use crate::digest::TreeId;
 use crate::path::CaseId;
 use crate::store::{AT_ONCE, for_each};
@@ -82,11 +82,18 @@ pub fn case(
 /// A shard, read and compared with what the document says of it.
 pub(super) fn read(remote: Remote<'_>, named: &CatalogShard) -> Result<Shard, PublishError> {
     let shard = Shard::parse(named.blob.digest, &remote.blob(named.blob)?)?;
+    let object = || format!("the catalog shard {}", named.blob.digest);
+    if shard.raw != named.raw {
+        let why = format!(
+            "inflates to {} bytes, and the document gives it a rawSize of {}",
+            shard.raw, named.raw
+        );
+        return Err(Bad::new(object(), why).into());
+    }
     let ends = shard.cases.first().zip(shard.cases.last());
     let ends = ends.map(|(first, last)| (&first.id, &last.id));
     if shard.cases.len() as u64 == named.cases && ends == Some((&named.first, &named.last)) {
         return Ok(shard);
     }
-    let object = format!("the catalog shard {}", named.blob.digest);
-    Err(crate::bundle::Bad::new(object, "has other cases than the document says").into())
+    Err(Bad::new(object(), "has other cases than the document says").into())
 }

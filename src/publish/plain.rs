@@ -268,7 +268,10 @@ pub fn published(
         tree: record.tree,
         dataset: record.dataset,
         objects: record.files.len() as u64,
-        bytes: record.files.values().map(|file| file.size).sum(),
+        bytes: record
+            .files
+            .values()
+            .fold(0, |sum, file| sum.saturating_add(file.size)),
     }))
 }
 

@@ -1,29 +1,29 @@
 //! A release goes to a store: blobs, then the manifest, then the ref, then the index of all refs.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::gc::{named_as_garbage, settle};
+use super::verify::damaged;
 use super::{PublishError, Remote, key};
 use crate::bundle::{
     BLOBS, Bad, Descriptor, INDEX_JSON, OCI_LAYOUT, OCI_LAYOUT_BYTES, REFS, RefName, Release,
     blob_key, digest_of_key, index_json, limits, ref_object, release_of_ref,
 };
-use crate::digest::Digest;
+use crate::digest::{Digest, hash_reader};
 use crate::event::{Event, Observer, Stage};
 use crate::fs::Root;
 use crate::store::{
-    AT_ONCE, Body, Conditions, Entry, Etag, Expected, Listed, Reason, Store, Swap, for_each,
+    AT_ONCE, Body, Conditions, Entry, Etag, Expected, Listed, Reason, Store, StoreError, Swap,
+    for_each,
 };
 
 /// Blobs of a store at most.
 const MAX_BLOBS: usize = 10_000_000;
-/// Entries of a listing that are looked at where one request has to do: a page has 1000, and the
-/// last of them must not lead to another one.
-const PAGE: usize = 999;
 /// How often the index is made again because refs moved meanwhile.
 const ROUNDS: usize = 50;
 
@@ -39,6 +39,8 @@ pub struct Push<'a> {
     pub reference: &'a RefName,
     /// Whether the ref is moved whatever it names by then.
     pub force: bool,
+    /// Whether blobs that the store has are read, and sent again when they are damaged.
+    pub repair: bool,
     /// Whether nothing is written.
     pub dry_run: bool,
     /// How long garbage stays before it is removed; a publish that takes half as long is refused.
@@ -60,8 +62,12 @@ pub struct Pushed {
     pub present_bytes: u64,
     /// What the ref named before.
     pub before: Option<Digest>,
-    /// Whether the ref named the release already.
+    /// Whether the ref named the release already, and nothing was written.
     pub unchanged: bool,
+    /// When nothing was written: how many objects of the store were compared, if not all.
+    pub compared: Option<u64>,
+    /// Blobs that the store had with other bytes than their digests say.
+    pub damaged: u64,
     /// Whether the store ignores conditions: then the last of two publishers wins unseen.
     pub unconditional: bool,
 }
@@ -73,9 +79,14 @@ pub struct Pushed {
 pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishError> {
     let started = Instant::now();
     let store = push.remote.store;
+    let anew = push.force || push.repair;
+    let mut is_damaged = false;
     let before = match push.remote.reference(push.reference) {
-        // What is there is no release: with --force it is replaced.
-        Err(PublishError::Bad(_)) if push.force => None,
+        // What is there is no release: it is replaced by who said so.
+        Err(PublishError::Bad(_)) if anew => {
+            is_damaged = true;
+            None
+        }
         before => before?,
     };
     let mut done = Pushed {
@@ -86,11 +97,12 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
     let named = done.before == Some(push.release.digest);
     // Whoever was killed after it had moved the ref left the index as it was.
     if named
-        && !push.force
+        && !anew
         && index_has(store, push.reference, push.release)?
-        && looks_whole(store, &blobs, push.release)?
+        && let Looks::Whole { compared } = look(store, &blobs, push.release)?
     {
         done.unchanged = true;
+        done.compared = compared;
         done.present = blobs.len() as u64;
         done.present_bytes = blobs.iter().map(|blob| blob.size).sum();
         return Ok(done);
@@ -98,7 +110,7 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
     if before.is_none() {
         refuse_twin(push)?;
     }
-    let (missing, risky) = missing(push, &blobs, &mut done)?;
+    let (missing, risky) = missing(push, &blobs, &mut done, observer)?;
     done.uploaded = missing.len() as u64;
     done.uploaded_bytes = missing.iter().map(|blob| blob.size).sum();
     if push.dry_run {
@@ -115,8 +127,9 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
         ));
     }
     // What is sent again may include what conditions are asked with.
-    done.unconditional = !conditions(store, before.is_some() && !named)?;
-    move_ref(push, before.map(|(etag, ..)| etag).as_ref(), &mut done)?;
+    done.unconditional = !conditions(store, before.is_some() && !named && !anew)?;
+    let before = before.map(|(etag, ..)| etag);
+    move_ref(push, before.as_ref(), is_damaged, &mut done)?;
     if !risky.is_empty() {
         // Now that the ref names them, what is sent again stays.
         let lost = settle(store, push.reference, &risky, push.stop)?;
@@ -126,19 +139,25 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
     Ok(done)
 }
 
+/// What one request shows of a store that names the release.
+enum Looks {
+    /// Something is missing or has another size.
+    Broken,
+    /// Nothing is. Only so many objects were compared, if not all.
+    Whole { compared: Option<u64> },
+}
+
 /// Whether a store that names the release has all of it, by one page of a listing: presence and
-/// sizes. What lies beyond the page is taken to be there; with --force everything is compared.
-fn looks_whole(
-    store: &dyn Store,
-    blobs: &[Descriptor],
-    release: &Release,
-) -> Result<bool, PublishError> {
+/// sizes. What lies beyond the page is taken to be there.
+fn look(store: &dyn Store, blobs: &[Descriptor], release: &Release) -> Result<Looks, PublishError> {
     let mut missing: BTreeMap<String, u64> = blobs
         .iter()
         .chain([&release.manifest_blob()])
         .map(|blob| (blob_key(blob.digest), blob.size))
         .collect();
     missing.insert(OCI_LAYOUT.to_owned(), OCI_LAYOUT_BYTES.len() as u64);
+    // The last entry of a page must not lead to another one.
+    let most = store.page().map(|page| page - 1);
     let mut whole = true;
     let mut seen = 0;
     // By the bytes of their keys: what is smaller than the last one seen and was not seen is not
@@ -151,16 +170,20 @@ fn looks_whole(
         };
         let text = entry.key.as_str();
         whole &= missing.remove(text).is_none_or(|size| size == entry.size);
-        if seen >= PAGE {
+        if most.is_some_and(|most| seen >= most) {
             end = Some(text.to_owned());
         }
-        if seen >= PAGE || text >= OCI_LAYOUT {
+        if end.is_some() || text >= OCI_LAYOUT {
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
     })?;
     let lost = |key: &String| end.as_ref().is_none_or(|end| key < end);
-    Ok(whole && !missing.keys().any(lost))
+    if !whole || missing.keys().any(lost) {
+        return Ok(Looks::Broken);
+    }
+    let compared = (!missing.is_empty()).then_some(seen as u64);
+    Ok(Looks::Whole { compared })
 }
 
 /// Two refs that are one name on some file systems would overwrite each other there.
@@ -181,12 +204,13 @@ fn refuse_twin(push: &Push<'_>) -> Result<(), PublishError> {
     Ok(())
 }
 
-/// The blobs that the store has not, or has with another size, or may lose as garbage; and those
-/// that it may lose.
+/// The blobs that the store has not, or has with another size, or may lose as garbage, or has
+/// damaged, where that is to be repaired; and those that it may lose.
 fn missing(
     push: &Push<'_>,
     blobs: &[Descriptor],
     done: &mut Pushed,
+    observer: &dyn Observer,
 ) -> Result<(Vec<Descriptor>, Vec<Descriptor>), PublishError> {
     // Garbage before blobs: what is no longer named by then is no longer there either, and what is
     // named later stays for the grace period.
@@ -197,15 +221,19 @@ fn missing(
             there.insert(digest, entry.size);
         }
     }
-    let mut missing = Vec::new();
-    for blob in blobs {
-        if there.get(&blob.digest) == Some(&blob.size) && !garbage.contains(&blob.digest) {
-            done.present += 1;
-            done.present_bytes += blob.size;
-        } else {
-            missing.push(*blob);
-        }
+    let is_there = |blob: &Descriptor| {
+        there.get(&blob.digest) == Some(&blob.size) && !garbage.contains(&blob.digest)
+    };
+    let (mut present, mut missing): (Vec<_>, Vec<_>) =
+        blobs.iter().copied().partition(|it| is_there(it));
+    if push.repair {
+        let damaged = damaged(push.remote.store, &present, push.stop, observer)?;
+        present.retain(|blob| !damaged.contains_key(blob));
+        done.damaged = damaged.len() as u64;
+        missing.extend(damaged.into_keys());
     }
+    done.present = present.len() as u64;
+    done.present_bytes = present.iter().map(|blob| blob.size).sum();
     // It is sent in any case.
     let manifest = Descriptor::of(&push.release.manifest);
     let risky = missing.iter().chain([&manifest]);
@@ -252,7 +280,8 @@ fn upload(
             offset: 0,
             size: blob.size,
         };
-        push.remote.store.put(&path, body, &blob.digest)?;
+        let put = push.remote.store.put(&path, body, &blob.digest);
+        put.map_err(|error| changed_here(error, &file, *blob, push.from))?;
         sent.fetch_add(blob.size, Ordering::Relaxed);
         observer.on(Event::Transferred {
             objects: 1,
@@ -264,6 +293,28 @@ fn upload(
         stage: Stage::Upload,
     });
     Ok(())
+}
+
+/// What is said when a blob could not be sent: some stores compare its bytes with the digest, and
+/// can't know where they were damaged.
+fn changed_here(error: StoreError, file: &File, blob: Descriptor, from: &Path) -> PublishError {
+    let compared = matches!(
+        *error.reason,
+        Reason::Damaged { .. } | Reason::DamagedOnTheWay(_)
+    );
+    // The handle was read at places of its choice: its own is at the beginning.
+    let mut file = file;
+    if !compared || hash_reader(&mut file).is_ok_and(|it| it == (blob.digest, blob.size)) {
+        return error.into();
+    }
+    PublishError::refused(
+        format!(
+            "The blob {} in {} has other bytes than its digest says",
+            blob.digest,
+            from.display()
+        ),
+        "Build it anew: `casepack build --target bundle --force`.",
+    )
 }
 
 /// Whether the store honours conditions. `known`: somebody has published there, so that what is asked
@@ -288,19 +339,30 @@ fn conditions(store: &dyn Store, known: bool) -> Result<bool, PublishError> {
             }
             Ok(true)
         }
-        Err(error) if matches!(*error.reason, Reason::NoConditions) => {
+        Err(error) => {
+            let honoured = match *error.reason {
+                Reason::NoConditions => false,
+                // It was there, and can't be read.
+                Reason::DamagedOnTheWay(_) => true,
+                _ => return Err(error.into()),
+            };
             store.put(
                 &path,
                 Body::Bytes(OCI_LAYOUT_BYTES),
                 &Digest::of(OCI_LAYOUT_BYTES),
             )?;
-            Ok(false)
+            Ok(honoured)
         }
-        Err(error) => Err(error.into()),
     }
 }
 
-fn move_ref(push: &Push<'_>, before: Option<&Etag>, done: &mut Pushed) -> Result<(), PublishError> {
+/// Moves the ref from where it was `before`; from wherever it is, when it `is_damaged`.
+fn move_ref(
+    push: &Push<'_>,
+    before: Option<&Etag>,
+    is_damaged: bool,
+    done: &mut Pushed,
+) -> Result<(), PublishError> {
     let store = push.remote.store;
     let path = key(&push.reference.key())?;
     let bytes = ref_object(push.release);
@@ -310,7 +372,7 @@ fn move_ref(push: &Push<'_>, before: Option<&Etag>, done: &mut Pushed) -> Result
             "Split the dataset.",
         ));
     }
-    if push.force || done.unconditional {
+    if push.force || is_damaged || done.unconditional {
         store.put(&path, Body::Bytes(&bytes), &Digest::of(&bytes))?;
         return Ok(());
     }
@@ -345,7 +407,10 @@ fn index_has(
     release: &Release,
 ) -> Result<bool, PublishError> {
     let object = match store.get(&key(INDEX_JSON)?, 64 << 20) {
-        Err(error) if error.is_not_found() => return Ok(false),
+        // There or not: it has to be written.
+        Err(error) if matches!(*error.reason, Reason::NotFound | Reason::DamagedOnTheWay(_)) => {
+            return Ok(false);
+        }
         object => object?,
     };
     let index: serde_json::Value = serde_json::from_slice(&object.bytes).unwrap_or_default();

@@ -85,7 +85,11 @@ impl<'a> Remote<'a> {
             },
             Which::Manifest(digest) => {
                 let key = key(&blob_key(*digest))?;
-                (*digest, self.store.get(&key, limits::MANIFEST_BYTES)?.bytes)
+                let manifest = match self.store.get(&key, limits::MANIFEST_BYTES) {
+                    Err(error) if error.is_not_found() => return Err(error.into()),
+                    got => got.map_err(|error| lost(error, &format!("the manifest {digest}")))?,
+                };
+                (*digest, manifest.bytes)
             }
         };
         self.parse(digest, manifest)
@@ -110,7 +114,7 @@ impl<'a> Remote<'a> {
                 Ok(Some((object.etag, digest, manifest)))
             }
             Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(lost(error, &format!("the ref '{name}'"))),
         }
     }
 
@@ -277,19 +281,24 @@ impl<'a> Remote<'a> {
     }
 }
 
+/// What is said of an object that comes as something else however often it is asked for: it lies
+/// there so.
+pub(super) const OTHER_CHECKSUM: &str = "has other bytes than the store's own checksum of it says";
+
 /// What a release names and the store has not whole is damage.
 fn lost(error: StoreError, object: &str) -> PublishError {
     let why = match &*error.reason {
         Reason::NotFound => "is missing",
         Reason::Short { .. } => "is shorter than its release says",
-        Reason::TooLarge { .. } => "is longer than its release says",
+        Reason::TooLarge { .. } => "is longer than it can be",
+        Reason::DamagedOnTheWay(_) => OTHER_CHECKSUM,
         _ => return error.into(),
     };
     Bad::new(format!("{object} ({})", error.object), why).into()
 }
 
 /// Runs of frames that are asked for together.
-fn runs(frames: &[(usize, Frame)]) -> Vec<Range<usize>> {
+pub(super) fn runs(frames: &[(usize, Frame)]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut start = 0;
     for (at, pair) in frames.windows(2).enumerate() {

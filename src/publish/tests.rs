@@ -148,6 +148,7 @@ impl World {
                 remote: Remote::new(store, None).unwrap(),
                 reference: &RefName::new(name).unwrap(),
                 force: false,
+                repair: false,
                 dry_run: false,
                 grace: WEEK,
                 stop: &AtomicBool::new(false),

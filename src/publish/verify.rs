@@ -5,14 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
+
+use super::remote::{OTHER_CHECKSUM, runs};
 use super::{PublishError, Remote, key, list};
 use crate::bundle::{
-    Bad, Descriptor, INDEX_JSON, Name, OCI_LAYOUT, OCI_LAYOUT_BYTES, Release, Shard, View,
-    blob_key, index_json,
+    Bad, Descriptor, Frame, INDEX_JSON, Name, OCI_LAYOUT, OCI_LAYOUT_BYTES, Pack, PackIndex, Place,
+    Release, Shard, View, blob_key, index_json,
 };
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
-use crate::path::CaseId;
+use crate::path::{CaseId, TreePath};
 use crate::plan::Change;
 use crate::store::{AT_ONCE, Reason, Store, for_each};
 use crate::tree::id_of;
@@ -35,11 +38,17 @@ pub struct Checked {
     pub bytes: u64,
     /// What is wrong, sorted.
     pub bad: Vec<String>,
+    /// The releases that it is wrong with.
+    pub damaged: BTreeSet<Digest>,
 }
 
-/// Reads the blobs of the releases, and compares them with their digests. Also whether catalogs,
-/// indexes and packs fit together: every content of every tree lies in a pack that its view reads.
-/// `share` of packs are read, in per cent; catalogs and indexes always are.
+/// The digests of what packs hold, by pack, in the order of its index.
+type Contents = BTreeMap<Digest, Vec<Digest>>;
+
+/// Reads the blobs of the releases, and compares them with their digests; packs are inflated, and
+/// each content compared with its own. Also whether documents, catalogs, indexes and packs fit
+/// together: every size that is stated is the one that is found, and every content of every tree
+/// lies in a pack that its view reads. `share` of packs are read, in per cent; the rest always is.
 ///
 /// # Errors
 /// When the store can't be read; what is wrong in it is no error but in the result.
@@ -50,11 +59,10 @@ pub fn verify(
     stop: &AtomicBool,
     observer: &dyn Observer,
 ) -> Result<Checked, PublishError> {
-    let mut packs: BTreeSet<Descriptor> = BTreeSet::new();
+    let mut packs: BTreeMap<Descriptor, &Pack> = BTreeMap::new();
     let mut rest: BTreeSet<Descriptor> = BTreeSet::new();
     for release in releases {
-        let all = release.document.packs.iter().map(|pack| pack.blob);
-        packs.extend(all);
+        packs.extend(release.document.packs.iter().map(|pack| (pack.blob, pack)));
         rest.extend(release.blobs());
         rest.insert(Descriptor::of(&release.manifest));
     }
@@ -62,43 +70,86 @@ pub fn verify(
         |blob: &Descriptor| u64::from(blob.digest.as_bytes()[31]) * 100 < u64::from(share) * 256;
     let blobs: Vec<Descriptor> = rest
         .into_iter()
-        .filter(|blob| !packs.contains(blob) || sampled(blob))
+        .filter(|blob| !packs.contains_key(blob) || sampled(blob))
         .collect();
+    let contents: Mutex<Contents> = Mutex::default();
+    let wrong = each(&blobs, stop, observer, |blob| {
+        let Some(pack) = packs.get(&blob) else {
+            return whole(remote.store, blob);
+        };
+        let (wrong, found) = whole_pack(remote, pack)?;
+        let mut contents = contents.lock().unwrap_or_else(PoisonError::into_inner);
+        contents.insert(blob.digest, found);
+        Ok(wrong)
+    })?;
+    let contents = contents
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    let mut done = Checked {
+        blobs: blobs.len() as u64,
+        bytes: blobs.iter().map(|blob| blob.size).sum(),
+        ..Checked::default()
+    };
+    for release in releases {
+        let mut of_release = release.blobs().into_iter().chain([release.manifest_blob()]);
+        if of_release.any(|blob| wrong.contains_key(&blob)) {
+            done.damaged.insert(release.digest);
+            continue;
+        }
+        match consistent(remote, release, &contents) {
+            Err(PublishError::Bad(bad)) => {
+                done.damaged.insert(release.digest);
+                done.bad.push(bad.to_string());
+            }
+            checked => checked?,
+        }
+    }
+    done.bad.extend(wrong.into_values());
+    done.bad.sort();
+    Ok(done)
+}
+
+/// What is wrong with each of the blobs, where something is.
+pub(super) fn damaged(
+    store: &dyn Store,
+    blobs: &[Descriptor],
+    stop: &AtomicBool,
+    observer: &dyn Observer,
+) -> Result<BTreeMap<Descriptor, String>, PublishError> {
+    each(blobs, stop, observer, |blob| whole(store, blob))
+}
+
+/// Looks at each of the blobs, several at a time.
+fn each(
+    blobs: &[Descriptor],
+    stop: &AtomicBool,
+    observer: &dyn Observer,
+    look: impl Fn(Descriptor) -> Result<Option<String>, PublishError> + Sync,
+) -> Result<BTreeMap<Descriptor, String>, PublishError> {
     observer.on(Event::TransferStarted {
         stage: Stage::Verify,
         objects: blobs.len(),
         bytes: blobs.iter().map(|blob| blob.size).sum(),
     });
-    let done = Mutex::new(Checked::default());
-    for_each(&blobs, AT_ONCE, |blob| -> Result<(), PublishError> {
+    let wrong: Mutex<BTreeMap<Descriptor, String>> = Mutex::default();
+    for_each(blobs, AT_ONCE, |blob| -> Result<(), PublishError> {
         if stop.load(Ordering::Relaxed) {
             return Err(PublishError::Stopped);
         }
-        let wrong = whole(remote.store, *blob)?;
-        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-        done.blobs += 1;
-        done.bytes += blob.size;
-        done.bad.extend(wrong);
+        if let Some(why) = look(*blob)? {
+            let mut wrong = wrong.lock().unwrap_or_else(PoisonError::into_inner);
+            wrong.insert(*blob, why);
+        }
         observer.on(Event::Transferred {
             objects: 1,
             bytes: blob.size,
         });
         Ok(())
     })?;
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if done.bad.is_empty() {
-        for release in releases {
-            match consistent(remote, release) {
-                Err(PublishError::Bad(bad)) => done.bad.push(bad.to_string()),
-                checked => checked?,
-            }
-        }
-    }
     observer.on(Event::StageFinished {
         stage: Stage::Verify,
     });
-    done.bad.sort();
-    Ok(done)
+    Ok(wrong.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// What is wrong with `oci-layout` and `index.json`, which follow from the refs.
@@ -110,7 +161,14 @@ pub fn verify_layout(remote: Remote<'_>) -> Result<Vec<String>, PublishError> {
     let read = |name: &str| match store.get(&key(name)?, INDEX_BYTES) {
         Ok(object) => Ok(Some(object.bytes)),
         Err(error) if error.is_not_found() => Ok(None),
-        Err(error) if matches!(*error.reason, Reason::TooLarge { .. }) => Ok(Some(Vec::new())),
+        Err(error)
+            if matches!(
+                *error.reason,
+                Reason::TooLarge { .. } | Reason::DamagedOnTheWay(_)
+            ) =>
+        {
+            Ok(Some(Vec::new()))
+        }
         Err(error) => Err(PublishError::from(error)),
     };
     let wrong = |name: &str, bytes: Option<Vec<u8>>, expected: &[u8], why: &str| match bytes {
@@ -164,39 +222,200 @@ pub fn verify_layout(remote: Remote<'_>) -> Result<Vec<String>, PublishError> {
 /// What is wrong with a blob, read in pieces.
 fn whole(store: &dyn Store, blob: Descriptor) -> Result<Option<String>, PublishError> {
     let path = key(&blob_key(blob.digest))?;
-    let shown = store.show(path.as_str());
     let mut hasher = Hasher::new();
     let mut at = 0;
     while at < blob.size {
-        let size = usize::try_from((blob.size - at).min(PIECE)).unwrap_or(0);
-        match store.get_range(&path, at, size) {
+        let size = (blob.size - at).min(PIECE);
+        match piece(store, &path, at, size)? {
             Ok(bytes) => hasher.update(&bytes),
-            Err(error) if matches!(*error.reason, Reason::NotFound) => {
-                return Ok(Some(format!("{shown} is missing")));
-            }
-            Err(error) if matches!(*error.reason, Reason::Short { .. }) => {
-                return Ok(Some(format!("{shown} is shorter than its release says")));
-            }
-            Err(error) => return Err(error.into()),
+            Err(why) => return Ok(Some(why)),
         }
-        at += size as u64;
+        at += size;
     }
-    let same = hasher.finish() == blob.digest;
-    Ok((!same).then(|| format!("{shown} has other bytes than its digest says")))
+    if hasher.finish() == blob.digest {
+        return Ok(None);
+    }
+    let longer = piece(store, &path, blob.size, 1)?.is_ok();
+    let why = if longer { LONGER } else { OTHER };
+    Ok(Some(format!("{} {why}", store.show(path.as_str()))))
 }
 
-/// Whether every content that a tree names lies in a pack of its view or of one before.
-fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError> {
+const OTHER: &str = "has other bytes than its digest says";
+const LONGER: &str = "is longer than its release says";
+
+/// Some bytes of a blob, or why they are not there.
+fn piece(
+    store: &dyn Store,
+    path: &TreePath,
+    at: u64,
+    size: u64,
+) -> Result<Result<Bytes, String>, PublishError> {
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    let error = match store.get_range(path, at, size) {
+        Ok(bytes) => return Ok(Ok(bytes)),
+        Err(error) => error,
+    };
+    let why = match *error.reason {
+        Reason::NotFound => "is missing",
+        Reason::Short { .. } => "is shorter than its release says",
+        Reason::DamagedOnTheWay(_) => OTHER_CHECKSUM,
+        _ => return Err(error.into()),
+    };
+    Ok(Err(format!("{} {why}", store.show(path.as_str()))))
+}
+
+/// What is wrong with a pack: with its bytes, with a frame of its index, or with a content; and the
+/// digests of its contents, when nothing is.
+fn whole_pack(
+    remote: Remote<'_>,
+    pack: &Pack,
+) -> Result<(Option<String>, Vec<Digest>), PublishError> {
+    let store = remote.store;
+    let wrong = |why| Ok((Some(why), Vec::new()));
+    let index = match remote.index(pack) {
+        Ok(index) => index,
+        // What is wrong with its bytes says more.
+        Err(PublishError::Bad(bad)) => {
+            let bytes = whole(store, pack.blob)?;
+            return wrong(bytes.unwrap_or_else(|| bad.to_string()));
+        }
+        Err(error) => return Err(error),
+    };
+    let path = key(&blob_key(pack.blob.digest))?;
+    let frames: Vec<(usize, Frame)> = index.frames.iter().copied().enumerate().collect();
+    let mut hasher = Hasher::new();
+    let mut reading = Reading::of(&index);
+    let mut first = None;
+    for run in runs(&frames) {
+        let run = frames.get(run).unwrap_or_default();
+        let at = run.first().map_or(0, |(_, frame)| frame.offset);
+        let size = run.iter().map(|(_, frame)| frame.length).sum();
+        let bytes = match piece(store, &path, at, size)? {
+            Ok(bytes) => bytes,
+            Err(why) => return wrong(why),
+        };
+        hasher.update(&bytes);
+        for (number, frame) in run {
+            let place = |from: u64| usize::try_from(from - at).unwrap_or(usize::MAX);
+            let part = bytes.get(place(frame.offset)..place(frame.offset + frame.length));
+            let read = frame
+                .inflate(part.unwrap_or_default())
+                .map_err(|bad| bad.to_string())
+                .and_then(|raw| reading.frame(*number, &raw));
+            first = first.or(read.err());
+        }
+    }
+    match piece(store, &path, pack.data(), pack.index.size)? {
+        Ok(bytes) => hasher.update(&bytes),
+        Err(why) => return wrong(why),
+    }
+    if hasher.finish() != pack.blob.digest {
+        return wrong(format!("{} {OTHER}", store.show(path.as_str())));
+    }
+    match first {
+        Some(why) => wrong(format!("{}: {why}", pack.object())),
+        None => Ok((None, reading.found)),
+    }
+}
+
+/// Follows the contents of a pack from frame to frame.
+struct Reading<'a> {
+    /// Those that have not begun.
+    rest: &'a [(Name, Place)],
+    /// The one that goes on in the next frame, and how many of its bytes are there.
+    open: Option<(Name, Hasher, u64)>,
+    found: Vec<Digest>,
+}
+
+impl<'a> Reading<'a> {
+    fn of(index: &'a PackIndex) -> Self {
+        Self {
+            rest: &index.contents,
+            open: None,
+            found: Vec::new(),
+        }
+    }
+
+    /// Reads the next frame, inflated; says what is wrong with a content in it.
+    fn frame(&mut self, number: usize, raw: &[u8]) -> Result<(), String> {
+        if let Some((name, hasher, left)) = self.open.take() {
+            self.take(name, hasher, left, raw)?;
+        }
+        while let Some(((name, place), rest)) = self.rest.split_first() {
+            if place.frame != number {
+                break;
+            }
+            self.rest = rest;
+            let example = name.example();
+            if !example.is_some_and(|it| PackIndex::is_file(it, *place, raw)) {
+                return Err(format!(
+                    "the entry of the content {name} is no file, or has another size or name than \
+                     the index says"
+                ));
+            }
+            let start = usize::try_from(place.offset).unwrap_or(usize::MAX);
+            let data = raw.get(start..).unwrap_or_default();
+            self.take(*name, Hasher::new(), place.size, data)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what `data` has of a content of which `left` bytes are to come.
+    fn take(
+        &mut self,
+        name: Name,
+        mut hasher: Hasher,
+        left: u64,
+        data: &[u8],
+    ) -> Result<(), String> {
+        let here = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        hasher.update(data.get(..here).unwrap_or_default());
+        let left = left - here as u64;
+        if left > 0 {
+            self.open = Some((name, hasher, left));
+            return Ok(());
+        }
+        let digest = hasher.finish();
+        if !Name::of(digest).contains(&name) {
+            return Err(format!(
+                "the content {name} has other bytes than its name says"
+            ));
+        }
+        self.found.push(digest);
+        Ok(())
+    }
+}
+
+/// Whether every size is as the document says, and every content that a tree names lies in a pack
+/// of its view or of one before. `contents` are those of the packs that were read.
+fn consistent(
+    remote: Remote<'_>,
+    release: &Release,
+    contents: &Contents,
+) -> Result<(), PublishError> {
     let document = &release.document;
-    let mut homes: BTreeMap<Name, (View, u64)> = BTreeMap::new();
+    let mut homes: BTreeMap<Name, (View, u64, Option<Digest>)> = BTreeMap::new();
     for pack in &document.packs {
-        for (name, place) in remote.index(pack)?.contents {
-            if homes.insert(name, (pack.view, place.size)).is_some() {
+        let index = remote.index(pack)?;
+        let frames = index.frames.iter().map(|frame| frame.raw);
+        let raw = frames.fold(index.raw, u64::saturating_add);
+        if raw != pack.raw {
+            let stated = pack.raw;
+            let why =
+                format!("inflates to {raw} bytes, and the document gives it a rawSize of {stated}");
+            return Err(Bad::new(pack.object(), why).into());
+        }
+        let found = contents.get(&pack.blob.digest);
+        for (at, (name, place)) in index.contents.into_iter().enumerate() {
+            let found = found.and_then(|found| found.get(at).copied());
+            let home = (pack.view, place.size, found);
+            if homes.insert(name, home).is_some() {
                 let why = format!("has the content {name}, which another pack has");
                 return Err(Bad::new(pack.object(), why).into());
             }
         }
     }
+    let mut totals: BTreeMap<View, (u64, u64)> = BTreeMap::new();
     let mut trees: BTreeMap<CaseId, BTreeMap<View, (TreeId, Option<Digest>)>> = BTreeMap::new();
     for shard in &document.shards {
         let read = list::read(remote, shard)?;
@@ -206,7 +425,10 @@ fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError>
             for file in &listing {
                 let mut names = Name::of(file.digest).into_iter();
                 match names.find_map(|name| homes.get(&name)) {
-                    Some((home, size)) if *home <= shard.view && *size == file.size => {}
+                    Some((home, size, found))
+                        if *home <= shard.view
+                            && *size == file.size
+                            && found.is_none_or(|found| found == file.digest) => {}
                     _ => {
                         let why = format!(
                             "names a content that no pack of its view has: {}",
@@ -216,9 +438,27 @@ fn consistent(remote: Remote<'_>, release: &Release) -> Result<(), PublishError>
                     }
                 }
             }
+            let total = totals.entry(shard.view).or_default();
+            total.0 += listing.len() as u64;
+            for file in &listing {
+                total.1 = total.1.saturating_add(file.size);
+            }
             let harbor = case.placement.as_ref().map(|placement| placement.harbor);
             let views = trees.entry(case.id.clone()).or_default();
             views.insert(shard.view, (id_of(&listing), harbor));
+        }
+    }
+    for view in View::ALL {
+        let (files, bytes) = totals.get(&view).copied().unwrap_or_default();
+        let stated = document.views.get(&view).copied().unwrap_or_default();
+        for (field, found, stated) in [("files", files, stated.0), ("bytes", bytes, stated.1)] {
+            if found != stated {
+                let why = format!(
+                    "gives views.{view}.{field} as {stated}, and its catalogs have {found}"
+                );
+                let object = format!("the document {}", release.config.digest);
+                return Err(Bad::new(object, why).into());
+            }
         }
     }
     let mut dataset = Hasher::new();

@@ -235,7 +235,7 @@ impl Reason {
                 "Is this a store that casepack wrote? Check its URL."
             }
             Self::Short { .. } => {
-                "The object is damaged: publish the dataset again with `casepack publish --force`."
+                "The object is damaged: publish the dataset again with `casepack publish --repair`."
             }
             Self::Damaged { .. } => {
                 "A file changed while it was read, or was damaged on its way: try again."

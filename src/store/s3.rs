@@ -518,6 +518,10 @@ impl Store for S3 {
         self.counters.traffic()
     }
 
+    fn page(&self) -> Option<usize> {
+        Some(PAGE)
+    }
+
     fn server(&self) -> Option<Server> {
         let region = self.connection.region.clone();
         let endpoint = self.connection.endpoint.clone().unwrap_or_else(|| {

@@ -83,6 +83,9 @@ pub(crate) struct Publishing {
         conflicts_with = "path"
     )]
     pub(crate) from: Option<PathBuf>,
+    /// Read what the store has of the release, and send again what is damaged
+    #[arg(long, env = "CASEPACK_REPAIR", value_parser = FalseyValueParser::new())]
+    pub(crate) repair: bool,
     /// Say what would be sent, and send nothing
     #[arg(long, env = "CASEPACK_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub(crate) dry_run: bool,

@@ -38,6 +38,13 @@ pub(super) fn run(args: &Publish, layout: Layout, context: &Context) -> Outcome 
         );
         return Outcome::of(diags).failed(Exit::Usage, failure);
     }
+    if args.publishing.repair {
+        let failure = Failure::new(
+            "--repair is for releases.",
+            "Leave it out: of plain objects, what is not as it was published is sent again anyway.",
+        );
+        return Outcome::of(diags).failed(Exit::Usage, failure);
+    }
     let built = match built(args, layout, context, &mut diags) {
         Ok(built) => built,
         Err(end) => return end(diags),

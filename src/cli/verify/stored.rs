@@ -9,11 +9,15 @@ use super::super::exit::Exit;
 use super::super::outcome::{Failure, Outcome, interrupted};
 use super::super::store;
 use super::super::ui::{Cell, Ink, Progress, Table, count, size};
-use crate::bundle::{BLOBS, Fault, OCI_LAYOUT};
+use crate::bundle::{BLOBS, Fault, OCI_LAYOUT, RefName};
 use crate::diag::Diagnostics;
+use crate::digest::Digest;
 use crate::escape;
 use crate::publish::{PublishError, Remote, verify, verify_layout};
 use crate::store::{Purpose, StoreUrl};
+
+/// Damaged releases that are told by name.
+const TOLD: usize = 10;
 
 /// The store that is meant, when it is one.
 pub(in super::super) fn at(path: &Path, absolute: &Path) -> Option<StoreUrl> {
@@ -38,6 +42,7 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
     let (mut bad, mut unread) = (Vec::new(), Vec::new());
     let mut other_version = None;
     let mut releases = BTreeMap::new();
+    let (mut names, mut damaged) = (Vec::new(), Vec::new());
     let refs = remote.refs().map_err(failed)?;
     let number = refs.len();
     if number == 0 {
@@ -51,9 +56,13 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
     for named in refs {
         match named.release {
             Ok(release) => {
+                names.push((named.name, release.digest));
                 releases.insert(release.digest, release);
             }
-            Err(error) if error.fault == Fault::Damaged => bad.push(error.to_string()),
+            Err(error) if error.fault == Fault::Damaged => {
+                damaged.push(named.name);
+                bad.push(error.to_string());
+            }
             Err(error) => {
                 let told = format!("the ref '{}': {error}", named.name);
                 other_version.get_or_insert((told.clone(), error.help()));
@@ -77,8 +86,14 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
     if unread.is_empty() {
         bad.extend(verify_layout(remote).map_err(failed)?);
     }
-    let damaged = bad.first().cloned();
+    let first_bad = bad.first().cloned();
     bad.extend(unread);
+    let wrong = |(name, release): &(RefName, Digest)| {
+        let wrong = checked.damaged.contains(release);
+        wrong.then(|| name.clone())
+    };
+    damaged.extend(names.iter().filter_map(wrong));
+    damaged.sort();
     let mut table = Table::default();
     for line in &bad {
         table.row([Cell::new(line.clone()).ink(Ink::Bad)]);
@@ -103,16 +118,17 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
         .field("blobs", checked.blobs)
         .field("bytes", checked.bytes)
         .field("share", args.share)
+        .field(
+            "damaged",
+            damaged.iter().map(RefName::as_str).collect::<Vec<_>>(),
+        )
         .field("bad", bad.clone());
     outcome.text = text;
-    let failure = match (damaged, other_version) {
+    let failure = match (first_bad, other_version) {
         (None, None) => return Ok(outcome),
         (Some(first), _) => Failure {
             causes: vec![first],
-            ..Failure::new(
-                "The store is damaged.",
-                "Publish the releases again with `casepack publish --force`: what is missing or has another size is sent again; remove damaged blobs of the same size first.",
-            )
+            ..Failure::new("The store is damaged.", repair(url, &damaged, &names))
         },
         (None, Some((first, help))) => Failure {
             causes: vec![first],
@@ -124,4 +140,32 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
     };
     outcome = outcome.failed(Exit::Findings, failure);
     Ok(outcome)
+}
+
+/// What to do about a store with these refs, some of them damaged.
+fn repair(url: &StoreUrl, damaged: &[RefName], names: &[(RefName, Digest)]) -> String {
+    let command = |name: &str| format!("`casepack publish {url} --tag {name} --repair`");
+    match damaged {
+        // What only other tools read is made anew by every release.
+        [] => {
+            let name = names.first().map_or("NAME", |(name, _)| name.as_str());
+            format!("Publish a release of it again: {}.", command(name))
+        }
+        [name] => format!(
+            "Publish it again from its dataset: {}.",
+            command(name.as_str())
+        ),
+        several => {
+            let shown = several.iter().take(TOLD).map(RefName::as_str);
+            let shown = shown.collect::<Vec<_>>().join(", ");
+            let more = match several.len().saturating_sub(TOLD) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!(
+                "Publish them again, each from its dataset: {} for {shown}{more}.",
+                command("NAME")
+            )
+        }
+    }
 }
