@@ -3,16 +3,21 @@
 //! Owns `run.json`, which is written before the first case. Refuses to know how cases are run.
 //! Invariant: a verdict is kept only for the very package that it was given on.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::agent;
 use super::package::Package;
 use super::results::{AgentRef, CaseResult, DatasetRef, Status, to_text};
-use super::{Agent, Error, PackageRef, Request};
+use super::worker::PLUGIN_ROOTS;
+use super::{Agent, Error, PackageRef, Request, SandboxMode};
+use crate::dataset::{Runner, Step};
+use crate::diag::Diagnostics;
 use crate::digest::Digest;
 use crate::fs::{FsError, Root, remove_tree, write_atomic};
 use crate::path::TreePath;
@@ -32,10 +37,14 @@ pub(super) struct Start {
     /// What chose the cases; not known of runs of earlier versions.
     #[serde(default)]
     selection: Option<Vec<String>>,
-    /// The digest of the command of a `cli` agent, which may hold what is not to be written down;
-    /// not known of runs of earlier versions.
+    /// The digest of each setting that makes a verdict another one and is in no package, by its
+    /// name: a setting may hold what is not to be written down. Not known of runs of earlier
+    /// versions.
     #[serde(default)]
-    command: Option<String>,
+    settings: Option<BTreeMap<String, String>>,
+    /// Whether no sandbox is asked for; [`OPEN`] says what was.
+    #[serde(skip)]
+    open: bool,
 }
 
 impl Start {
@@ -54,7 +63,8 @@ impl Start {
             attempts: request.attempts,
             pass_at: request.pass_at,
             selection: Some(request.selection.to_vec()),
-            command: command(request),
+            settings: Some(settings(request)),
+            open: request.sandbox == SandboxMode::None,
         }
     }
 
@@ -98,8 +108,13 @@ impl Start {
                 name(&there.agent),
                 name(&self.agent)
             ));
-        } else if known && there.command.is_some() && there.command != self.command {
-            reasons.push("its agent was called by another command".to_owned());
+        } else if known {
+            let others = others(there.settings.as_ref(), self.settings.as_ref());
+            reasons.extend(others.iter().map(|name| format!("it had another {name}")));
+        }
+        // The other way round is told in the results.
+        if self.open && !was_open(dir) {
+            reasons.push("it was run in a sandbox".to_owned());
         }
         if there.attempts != self.attempts {
             reasons.push(format!("it had --attempts {}", there.attempts));
@@ -121,12 +136,91 @@ impl Start {
     }
 }
 
-/// The command by which the agent is called.
-fn command(request: &Request<'_>) -> Option<String> {
-    let runner = request.execution.map(|execution| &execution.runner);
-    let runner = runner.filter(|it| request.agent == Agent::Runner && it.kind == "cli")?;
-    let words = agent::words(runner.command.as_ref()?).ok()?;
-    Some(Digest::of(words.join("\0").as_bytes()).to_string())
+/// The settings that differ, where both are known.
+fn others<'a>(
+    there: Option<&'a BTreeMap<String, String>>,
+    here: Option<&'a BTreeMap<String, String>>,
+) -> Vec<&'a str> {
+    let (Some(there), Some(here)) = (there, here) else {
+        return Vec::new();
+    };
+    let mut names: Vec<&str> = there
+        .keys()
+        .chain(here.keys())
+        .filter(|name| there.get(*name) != here.get(*name))
+        .map(String::as_str)
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// What the agent is called with and what hooks do around it: nothing of it is in the packages, whose
+/// digests say whether anything else changed. References to the caller's environment count by their
+/// names. Thresholds are held against all cases anew.
+fn settings(request: &Request<'_>) -> BTreeMap<String, String> {
+    let mut all: Vec<(&str, Value)> = Vec::new();
+    if let Some(limit) = request.agent_timeout {
+        all.push(("--agent-timeout", json!(limit.as_secs_f64())));
+    }
+    if let Some(dataset) = request.dataset {
+        let hooks = dataset.hooks.iter().map(|hook| {
+            let (phase, fail, limit) = (hook.phase.name(), hook.fail, hook.timeout_sec);
+            json!([phase, hook.command, hook.condition, limit, fail])
+        });
+        all.push(("hooks", hooks.collect()));
+    }
+    if let (Agent::Runner, Some(execution)) = (request.agent, request.execution) {
+        let runner = &execution.runner;
+        all.extend(of_runner(runner));
+        all.push(("execution.env", json!(execution.env)));
+        all.push(("execution.max_budget_usd", json!(execution.max_budget_usd)));
+        all.push(("models.subagent", json!(execution.subagent_model)));
+        if let Some(dataset) = request.dataset {
+            let roots = &dataset.sources.roots;
+            let plugins = (PLUGIN_ROOTS..roots.len()).filter_map(|at| roots.get(at));
+            let plugins = plugins.map(|root| {
+                let path = root.path();
+                // A project may be moved between two parts of a run.
+                let own = path.strip_prefix(request.project).unwrap_or(path);
+                Value::from(own.to_string_lossy())
+            });
+            all.push(("runner.plugin_dirs", plugins.collect()));
+            // All cases have the same steps; what is wrong with one is told when it is built.
+            let first = dataset.cases.first();
+            let case = first.and_then(|id| dataset.read_case(id, &mut Diagnostics::default()));
+            let steps = case.iter().flat_map(|case| &case.steps);
+            let steps = steps.map(|step| of_step(step, request.step_runners));
+            all.push(("execution.steps", steps.collect()));
+        }
+    }
+    all.retain(|(_, value)| !matches!(value, Value::Null));
+    all.into_iter()
+        .map(|(name, value)| {
+            let digest = Digest::of(value.to_string().as_bytes());
+            (name.to_owned(), digest.to_string())
+        })
+        .collect()
+}
+
+fn of_runner(runner: &Runner) -> [(&'static str, Value); 5] {
+    // However it is written.
+    let words = runner.command.as_ref().filter(|_| runner.kind == "cli");
+    let words = words.and_then(|command| agent::words(command).ok());
+    [
+        ("runner.command", json!(words)),
+        ("runner.effort", json!(runner.effort)),
+        ("runner.env", json!(runner.env)),
+        ("runner.permission_mode", json!(runner.permission_mode)),
+        ("runner.system_prompt", json!(runner.system_prompt)),
+    ]
+}
+
+fn of_step(step: &Step, runners: bool) -> Value {
+    let runner = step.runner.as_ref().filter(|_| runners);
+    let runner = runner.map(|runner| (&runner.kind, of_runner(runner)));
+    let (budget, stops) = (step.max_budget_usd, step.stop_on_failure);
+    json!([step.id, step.env, budget, stops, runner])
 }
 
 /// In the directory of a run of which a part had no sandbox.

@@ -28,7 +28,7 @@ const TOLD_TIMEOUT: Duration = Duration::from_hours(1);
 const TOLD_BUDGET: f64 = 100.0;
 /// The first of the dataset's roots that is a plugin directory: the project and the directory of
 /// the cases stand before (policy 8).
-const PLUGIN_ROOTS: usize = 2;
+pub(super) const PLUGIN_ROOTS: usize = 2;
 
 /// An agent, ready to be started.
 #[derive(Default)]

@@ -854,6 +854,12 @@ fn verdicts_without_a_sandbox_stay_what_they_are() {
         std::fs::remove_file(project.path(format!("runs/r/{case}/result.json"))).unwrap();
     }
     assert_eq!(again()["isolated"], true, "no verdict is of that time");
+    run(&project, &["--sandbox", "bwrap", "--run-id", "s"]).run();
+    let outcome = run(&project, &["--resume", "s"]).run().assert_code(2);
+    assert!(
+        outcome.stderr.contains("it was run in a sandbox"),
+        "{outcome}"
+    );
 }
 
 #[test]
@@ -950,7 +956,7 @@ fn a_stopped_run_is_taken_up_again() {
         ),
         (
             &["--resume", "r", "--agent-command", "sh other.sh"],
-            "its agent was called by another command",
+            "it had another runner.command",
         ),
         // The results of the other case would be lost.
         (&["--resume", "r", "--case", "a"], "it was of all cases"),
@@ -966,6 +972,88 @@ fn a_stopped_run_is_taken_up_again() {
             assert!(!project.path(left).exists(), "{args:?} left {left}");
         }
     }
+}
+
+#[test]
+fn a_run_is_taken_up_with_the_settings_that_it_had_only() {
+    let project = judged(
+        "touch out/a\n",
+        "models: {subagent: small}\n\
+         hooks: {after_all: [{command: 'true'}]}\n",
+    );
+    let config = project
+        .read("eval.yaml")
+        .replace(
+            "execution: {prompt: '{prompt}'}",
+            "execution:\n  max_budget_usd: 2\n  env: {A: $HOME}\n  steps:\n  - {id: s, prompt: '{prompt}', \
+             max_budget_usd: 1, runner: {type: cli, command: [sh, agent.sh], effort: low}}",
+        )
+        .replace(
+            "command: [sh, agent.sh]}\noutputs",
+            "command: [sh, agent.sh], effort: low, system_prompt: Be brief., permission_mode: plan, \
+             env: {TOKEN: s3cret-s3cret}, plugin_dirs: [plugin]}\noutputs",
+        );
+    for plugin in ["plugin", "other"] {
+        project.write(&format!("{plugin}/skills/x/SKILL.md"), "x\n");
+    }
+    project.write("eval.yaml", &config);
+    let allow = ["--allow", "secret-literal"];
+    let run = |args: &[&str]| run(&project, &[args, &allow[..]].concat()).run();
+    run(&["--run-id", "r"]).assert_code(0);
+    assert!(!project.read("runs/r/run.json").contains("s3cret"));
+    for (from, to, name) in [
+        ("{A: $HOME}", "{A: $USER}", "execution.env"),
+        ("{A: $HOME}", "{B: $HOME}", "execution.env"),
+        ("max_budget_usd: 1", "max_budget_usd: 3", "execution.steps"),
+        (
+            "sh], effort: low}}",
+            "sh], effort: high}}",
+            "execution.steps",
+        ),
+        ("after_all", "after_each", "hooks"),
+        (
+            "max_budget_usd: 2",
+            "max_budget_usd: 3",
+            "execution.max_budget_usd",
+        ),
+        ("subagent: small", "subagent: big", "models.subagent"),
+        (
+            "[sh, agent.sh], effort: low, s",
+            "[sh, ./agent.sh], effort: low, s",
+            "runner.command",
+        ),
+        ("effort: low, s", "effort: high, s", "runner.effort"),
+        ("s3cret-s3cret", "s3cret-other1", "runner.env"),
+        (
+            "permission_mode: plan",
+            "permission_mode: default",
+            "runner.permission_mode",
+        ),
+        ("Be brief.", "Be long.", "runner.system_prompt"),
+        ("[plugin]", "[other]", "runner.plugin_dirs"),
+    ] {
+        let other = config.replace(from, to);
+        assert_ne!(other, config, "{from} is there");
+        project.write("eval.yaml", other);
+        let outcome = run(&["--resume", "r"]);
+        assert_eq!(outcome.code, 2, "{to}: {outcome}");
+        let wanted = format!("it had another {name}.\n");
+        assert!(outcome.stderr.contains(&wanted), "{to}: {outcome}");
+    }
+    // Written in another way it is the same.
+    project.write(
+        "eval.yaml",
+        config.replace(
+            "[sh, agent.sh], effort: low, s",
+            "'sh agent.sh', effort: low, s",
+        ),
+    );
+    run(&["--resume", "r"]).assert_code(0);
+    let outcome = run(&["--resume", "r", "--agent-timeout", "7"]).assert_code(2);
+    assert!(
+        outcome.stderr.contains("it had another --agent-timeout"),
+        "{outcome}"
+    );
 }
 
 #[test]
