@@ -104,7 +104,18 @@ fn shards_of_a_run_become_one() {
     for shard in ["1", "2", "3"] {
         run(&["--shard", &format!("{shard}/3"), "--run-id", shard]);
     }
-    // A shard without cases keeps no bound; all of them together do.
+    // A part without cases breaks no bound, and says what it is; a choice of none is refused.
+    let empty =
+        (1..=8).map(|part| ["--case", "a", "--shard", &format!("{part}/8")].map(str::to_owned));
+    let empty = empty.map(|args| run(&args.each_ref().map(String::as_str)).assert_code(0));
+    let told = "This part of the run has no case: 1 case left to others.\n\n0 passed.\n";
+    assert_eq!(
+        empty
+            .filter(|outcome| outcome.stdout.contains(told))
+            .count(),
+        7
+    );
+    run(&["--case", "x", "--shard", "1/8"]).assert_code(2);
     run(&["--run-id", "whole"]).assert_code(0);
     let outcome = report(&project, &["1", "2", "runs/3", "-o", "all"]).assert_code(0);
     assert!(

@@ -43,7 +43,7 @@ pub(super) fn load(
     let Some(dataset) = dataset::load(&request, diags) else {
         return Ok(None);
     };
-    if !globs.is_empty() && !dataset.cases.iter().any(|case| select.has(case)) {
+    if !globs.is_empty() && !dataset.cases.iter().any(|case| select.names(case)) {
         return Err(no_case(&globs, &dataset.cases));
     }
     unknown_options(&dataset, diags);

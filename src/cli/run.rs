@@ -246,7 +246,7 @@ fn of_packages(
         .iter()
         .map(|package| package.id.clone())
         .collect();
-    if !reading.globs().is_empty() && !ids.iter().any(|id| select.has(id)) {
+    if !reading.globs().is_empty() && !ids.iter().any(|id| select.names(id)) {
         return Err(Stopped::Usage(input::no_case(&reading.globs(), &ids)));
     }
     let packages = found.packages.into_iter();
@@ -551,6 +551,16 @@ fn table(results: &RunResults, path: &str, color: bool) -> String {
     .filter(|(number, what)| *number > 0 || *what == "passed")
     .map(|(number, what)| format!("{number} {what}"))
     .collect();
+    // A split of few cases into many parts has such a part; a choice that names none is refused.
+    if results.cases.is_empty() {
+        let others = count(results.other_shards.len(), "case", "cases");
+        let told = [
+            "This part of the run has no case: ",
+            &others,
+            " left to others.\n",
+        ];
+        text.extend(told);
+    }
     let mut parts = vec![parts.join(", ")];
     parts.extend(report::mean_reward(&numbers));
     parts.extend(report::usage(&numbers));

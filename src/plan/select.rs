@@ -50,11 +50,13 @@ impl Select {
 
     /// Whether `case` would be one of them, and is left to another part.
     pub fn leaves_to_others(&self, case: &CaseId) -> bool {
-        let all_parts = Self {
-            globs: self.globs.clone(),
-            shard: None,
-        };
-        !self.has(case) && all_parts.has(case)
+        !self.has(case) && self.names(case)
+    }
+
+    /// Whether the globs match `case`, in whichever part it is.
+    pub fn names(&self, case: &CaseId) -> bool {
+        let globs = self.globs.as_ref();
+        globs.is_none_or(|globs| globs.is_match(case.as_str()))
     }
 
     /// Whether `case` is one of them.
@@ -68,10 +70,6 @@ impl Select {
                 .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
             head % count == index - 1
         });
-        in_shard
-            && self
-                .globs
-                .as_ref()
-                .is_none_or(|globs| globs.is_match(case.as_str()))
+        in_shard && self.names(case)
     }
 }
