@@ -56,6 +56,8 @@ struct Context {
     look: Look,
     /// Set by the first interrupt.
     stop: Arc<AtomicBool>,
+    /// Set by each interrupt, where a second one does not end the process.
+    again: Arc<AtomicBool>,
 }
 
 /// Runs the command line `args`, the program's name first.
@@ -112,10 +114,14 @@ fn dispatch(args: &[OsString]) -> Exit {
             return ui::show(&look, verb, &outcome);
         }
     };
+    let by_harbor =
+        matches!(&command_line.verb, Verb::Run(args) if args.running.engine == "harbor");
+    let (stop, again) = interrupts(by_harbor);
     let context = Context {
         look: machine.look(&command_line.talk),
         machine,
-        stop: interrupts(),
+        stop,
+        again,
     };
     let outcome = match &command_line.verb {
         Verb::Init(args) => init::run(args, &context),
@@ -171,23 +177,26 @@ fn json_is_wanted(args: &[OsString]) -> bool {
 }
 
 /// A flag that the first signal to end (SIGINT, SIGTERM, and SIGHUP of a terminal that is closed) sets;
-/// the second one ends the process at once.
-fn interrupts() -> Arc<AtomicBool> {
+/// the second one ends the process at once. Where it is `heard`, by whoever has somebody else to end,
+/// it only sets the other flag, as each signal does.
+fn interrupts(heard: bool) -> (Arc<AtomicBool>, Arc<AtomicBool>) {
     let stop = Arc::new(AtomicBool::new(false));
+    let again = Arc::new(AtomicBool::new(false));
     // Whoever was started by nohup is to go on.
     let hangup = (!settings::is_ignored(SIGHUP)).then_some(SIGHUP);
     for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
         // In this order: the first signal finds the flag unset, and only then sets it. Where
         // handlers can't be set, a signal ends the process, which loses nothing that is whole.
-        let code = Exit::Interrupted as u8;
-        drop(flag::register_conditional_shutdown(
-            signal,
-            code.into(),
-            Arc::clone(&stop),
-        ));
+        if heard {
+            drop(flag::register(signal, Arc::clone(&again)));
+        } else {
+            let code = (Exit::Interrupted as u8).into();
+            let armed = Arc::clone(&stop);
+            drop(flag::register_conditional_shutdown(signal, code, armed));
+        }
         drop(flag::register(signal, Arc::clone(&stop)));
     }
-    stop
+    (stop, again)
 }
 
 /// What is said about a panic.

@@ -13,9 +13,9 @@ mod changes;
 mod collect;
 mod engine;
 mod env;
+mod exclude;
 mod hooks;
 mod keeper;
-mod keyrings;
 mod known;
 mod limits;
 mod overlay;
@@ -25,6 +25,7 @@ mod process;
 mod results;
 mod resume;
 mod sandbox;
+mod seccomp;
 mod thresholds;
 mod verdict;
 mod verifier;
@@ -169,6 +170,9 @@ pub struct Request<'a> {
     pub agent_timeout: Option<Duration>,
     /// Set by the signal handler: children are ended and what is known is returned.
     pub stop: &'a AtomicBool,
+    /// Set by the signal handler each time: where Harbor is the engine, a second signal does not
+    /// give it the time to end by itself.
+    pub again: &'a AtomicBool,
 }
 
 /// Where sandboxes find `/etc` while the run lasts, in its directory.
@@ -417,8 +421,10 @@ fn by_harbor(
         stage: Stage::Run,
         total: request.packages.len(),
     });
-    let cases = engine::run(request, args, &dir, observer)?;
+    let (cases, killed) = engine::run(request, args, &dir, observer)?;
     observer.on(Event::StageFinished { stage: Stage::Run });
+    let told =
+        "Harbor was killed before it could clean up: containers that it started may be left.";
     Ok(RunResults {
         run_id: request.run_id.to_owned(),
         dir,
@@ -434,7 +440,7 @@ fn by_harbor(
         attempts: request.attempts,
         thresholds: thresholds::evaluate(request.thresholds, &cases),
         hooks: Vec::new(),
-        warnings: Vec::new(),
+        warnings: killed.then(|| told.to_owned()).into_iter().collect(),
         interrupted: cases
             .iter()
             .any(|case| case.error == Some(ErrorKind::Interrupted)),

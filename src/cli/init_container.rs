@@ -41,11 +41,15 @@ pub(super) fn is_meant(args: &[OsString]) -> bool {
 pub(super) fn main() -> Exit {
     let look = Machine::unknown().look(&Talk::fixed(OutputFormat::Human));
     let outcome = match Machine::ask() {
-        Ok(machine) => run(&Context {
-            machine,
-            look,
-            stop: interrupts(),
-        }),
+        Ok(machine) => {
+            let (stop, again) = interrupts(false);
+            run(&Context {
+                machine,
+                look,
+                stop,
+                again,
+            })
+        }
         Err(error) => {
             let help = "Start it in a directory that exists.";
             let failure = Failure::from_error(&error, help);

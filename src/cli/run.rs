@@ -382,6 +382,7 @@ impl Target {
             harbor: (running.engine == "harbor").then_some(running.harbor_args.as_slice()),
             agent_timeout: args.packaging.agent_timeout(),
             stop: &context.stop,
+            again: &context.again,
         }
     }
 }

@@ -314,6 +314,13 @@ fn code_flags(program: &str) -> Option<&'static [&'static str]> {
     }
 }
 
+/// What a command starts: the program, where it is named by its path, and its script.
+pub(super) fn started(words: &[String]) -> impl Iterator<Item = &String> {
+    let program = words.first().filter(|word| word.contains('/'));
+    let script = script(words).and_then(|at| words.get(at));
+    program.into_iter().chain(script)
+}
+
 /// Which word is the script of the first one: its first operand, when it is an interpreter.
 fn script(words: &[String]) -> Option<usize> {
     const RUNNERS: [&str; 4] = ["env", "nice", "timeout", "uv"];

@@ -16,11 +16,11 @@ use super::Keep;
 use super::case::{Failure, Life, Runner, Work, write_tree};
 use super::collect::{self, Limits};
 use super::package::Package;
-use super::results::{AgentRun, ErrorKind, StepResult, to_text};
+use super::results::{AgentRun, ErrorKind, OutputSkipped, Outputs, StepResult, to_text};
 use super::resume;
 use crate::dataset::{self, Dataset};
 use crate::fs::{Root, remove_tree, write_atomic};
-use crate::path::TreePath;
+use crate::path::{CaseId, TreePath};
 use crate::tree::{Content, Mode, Tree, TreeBuilder};
 use crate::yaml::Yaml;
 
@@ -58,6 +58,9 @@ struct Record {
     message: Option<String>,
     /// Outputs by case.
     shares: BTreeMap<String, Vec<String>>,
+    /// What of the declared outputs was left behind, by case: it would be part of its share.
+    #[serde(default)]
+    skipped: BTreeMap<String, Vec<OutputSkipped>>,
 }
 
 impl Runner<'_> {
@@ -132,23 +135,50 @@ impl Runner<'_> {
         if self.request.keep == Keep::None {
             remove_tree(&dir.join("workspace")).ok();
         }
+        let mut shares: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut skipped: BTreeMap<String, Vec<OutputSkipped>> = BTreeMap::new();
+        let left: BTreeMap<&str, &OutputSkipped> = taken
+            .skipped
+            .iter()
+            .map(|it| (it.path.as_str(), it))
+            .collect();
+        // What was left has its place among the others: each gets the same with it and without.
+        let mut all: Vec<TreePath> = taken
+            .files
+            .iter()
+            .map(|file| &file.path)
+            .chain(taken.skipped.iter().map(|it| &it.path))
+            .filter_map(|path| TreePath::new(path).ok())
+            .collect();
+        all.sort();
+        // A name that is no path is nobody's alone.
+        let odd = taken.skipped.iter();
+        let odd: Vec<_> = odd
+            .filter(|it| TreePath::new(&it.path).is_err())
+            .cloned()
+            .collect();
+        for package in packages.iter().filter(|_| !odd.is_empty()) {
+            skipped.insert(package.id.to_string(), odd.clone());
+        }
         let patterns = dataset.verification.outputs.iter();
         let patterns = patterns
             .filter_map(|output| Some((output.path.clone()?, output.batch_pattern.clone())));
-        let mut shares: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (output, pattern) in patterns {
-            let files = taken
-                .iter()
-                .filter(|file| file.starts_with(&output))
+            let own = all.iter().filter(|file| file.starts_with(&output));
+            // A declared output that is left as a whole is everybody's.
+            let (whole, files): (Vec<_>, Vec<_>) = own
                 .cloned()
-                .collect();
+                .partition(|path| *path == output && left.contains_key(path.as_str()));
             let parts = share(files, &pattern, &counts);
             for (package, part) in packages.iter().zip(parts) {
-                let part = part.iter().map(ToString::to_string);
-                shares
-                    .entry(package.id.to_string())
-                    .or_default()
-                    .extend(part);
+                let id = package.id.to_string();
+                for path in whole.iter().chain(&part) {
+                    if let Some(&it) = left.get(path.as_str()) {
+                        skipped.entry(id.clone()).or_default().push(it.clone());
+                    } else {
+                        shares.entry(id.clone()).or_default().push(path.to_string());
+                    }
+                }
             }
         }
         let told = Record {
@@ -156,6 +186,7 @@ impl Runner<'_> {
             run: run.unwrap_or_default(),
             message: report.message,
             shares,
+            skipped,
         };
         // From here on the trial is over.
         write_atomic(&dir.join(RECORD), &to_text(&told), 0o644)
@@ -168,9 +199,17 @@ impl Runner<'_> {
     }
 }
 
+impl Batch {
+    /// What of the case's share was left behind.
+    pub(super) fn skipped(&self, id: &CaseId) -> &[OutputSkipped] {
+        let skipped = self.told.skipped.get(id.as_str());
+        skipped.map_or(&[], Vec::as_slice)
+    }
+}
+
 impl Work<'_> {
     /// Copies every declared output to the batch's own directory.
-    fn take_all(&self, cases: usize) -> Result<Vec<TreePath>, Failure> {
+    fn take_all(&self, cases: usize) -> Result<Outputs, Failure> {
         let one = Limits::default();
         let limits = Limits {
             file: one.file,
@@ -180,12 +219,8 @@ impl Work<'_> {
             files: one.files.saturating_mul(cases),
         };
         let paths: Vec<TreePath> = self.outputs.iter().map(|(path, _)| path.clone()).collect();
-        let taken = collect::outputs(&self.workspace, &paths, &self.dir.join("outputs"), limits)
-            .map_err(|error| Failure::io("Collecting the outputs", &error))?;
-        let files = taken.files.iter();
-        Ok(files
-            .filter_map(|file| TreePath::new(&file.path).ok())
-            .collect())
+        collect::outputs(&self.workspace, &paths, &self.dir.join("outputs"), limits)
+            .map_err(|error| Failure::io("Collecting the outputs", &error))
     }
 
     /// Puts the case's share into its own workspace, and the agent's words where it is judged.

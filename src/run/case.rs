@@ -18,7 +18,7 @@ use super::batch::{self, Batch};
 use super::cgroup::{Group, Groups};
 use super::hooks::{Around, Hooks, Told};
 use super::limits::Limits;
-use super::package::{Package, SETUP, Step, Strategy, Unusable};
+use super::package::{ORDINARY, Package, SETUP, Step, Strategy, Unusable};
 use super::process::{self, Capture, Cut, Ended, Job};
 use super::results::{
     AgentRun, CaseResult, ErrorKind, HookRun, Outputs, Status, StepResult, to_text,
@@ -318,7 +318,43 @@ impl Runner<'_> {
             .unheld
             .iter()
             .map(|field| format!("{field} of task.toml is not held to: there is no container."));
-        for message in unheld.chain(limits.flat_map(|limits| limits.told(grouped))) {
+        let users = package.steps.iter().filter(|_| self.sandbox.is_some());
+        let users = users.flat_map(Step::unknown_users).map(|name| {
+            format!(
+                "The user '{name}' of task.toml is nobody's name on this machine, and there is no \
+                 image that knows it: user {ORDINARY} stands for it."
+            )
+        });
+        let limits = limits.flat_map(|limits| limits.told(grouped));
+        let separate = package
+            .steps
+            .iter()
+            .filter_map(|step| step.separate.as_ref());
+        for artifact in separate.flat_map(|own| &own.artifacts) {
+            let is_workdir = artifact.covers(&package.workdir)
+                || Path::new(&artifact.source).starts_with(&package.workdir);
+            let logs = artifact.covers("/logs/artifacts");
+            let message = if logs && !artifact.exclude.is_empty() {
+                "`exclude` of the artifact /logs/artifacts of task.toml is not held to.".to_owned()
+            } else if is_workdir || logs || artifact.covers("/logs/agent") {
+                continue;
+            } else {
+                format!(
+                    "The artifact {} of task.toml is outside of the workdir, and its verifier does \
+                     not see it here.",
+                    artifact.source
+                )
+            };
+            self.tell(
+                Diagnostic::new(Rule::Unsupported, message)
+                    .severity(Severity::Warning)
+                    .help(
+                        "Write it into the workdir or to /logs/artifacts, or use --engine harbor.",
+                    )
+                    .case(id),
+            );
+        }
+        for message in unheld.chain(users).chain(limits) {
             self.tell(
                 Diagnostic::new(Rule::Unsupported, message)
                     .severity(Severity::Note)
@@ -723,7 +759,7 @@ impl Work<'_> {
             mounts: Vec::new(),
             env: self.agent_env(index, life)?,
             network: step.agent.network,
-            user: step.agent.user,
+            user: step.agent.user(),
             timeout: Some(SETUP_TIMEOUT),
             limits: self.package.limits.clone(),
             input: None,
@@ -766,7 +802,7 @@ impl Work<'_> {
                 ],
                 env,
                 network: turn.network,
-                user: turn.user,
+                user: turn.user(),
                 timeout: turn.timeout,
                 input: None,
                 files: Vec::new(),
@@ -997,6 +1033,7 @@ impl Work<'_> {
             timeout: party.timeout,
             limits: &limits,
             bwrap: self.runner.sandbox.is_some(),
+            network: party.network,
             kept: self.runner.request.keeper,
             scope: None,
             stop: self.runner.request.stop,
@@ -1016,12 +1053,17 @@ impl Work<'_> {
         let into = self.dir.join("outputs");
         let cleared = remove_tree(&into).map_err(|error| error.source);
         let limits = collect::Limits::default();
-        cleared
+        let mut outputs = cleared
             .and_then(|()| collect::outputs(&self.workspace, &paths, &into, limits))
             .unwrap_or_else(|error| {
                 messages.push(format!("The outputs could not be collected: {error}."));
                 Outputs::default()
-            })
+            });
+        // What one agent made for all cases was left behind before it was shared out.
+        if let Some(Ok(batch)) = self.runner.batch_of(self.attempt) {
+            outputs.skipped.extend_from_slice(batch.skipped(&self.id));
+        }
+        outputs
     }
 
     /// Writes how the workspace differs from its start, for reports.

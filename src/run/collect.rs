@@ -47,6 +47,34 @@ pub(super) fn outputs(
     into: &Path,
     limits: Limits,
 ) -> io::Result<Outputs> {
+    let all: Vec<Wanted<'_>> = paths
+        .iter()
+        .map(|path| Wanted {
+            path: Some(path.clone()),
+            leave: &|_| false,
+        })
+        .collect();
+    wanted(workspace, &all, into, limits)
+}
+
+/// What is to be taken.
+pub(super) struct Wanted<'a> {
+    /// A file or directory; `None`: all of the workspace.
+    pub(super) path: Option<TreePath>,
+    /// What of the directory stays behind without a word, with all below it.
+    pub(super) leave: &'a dyn Fn(&TreePath) -> bool,
+}
+
+/// As [`outputs`], without some of what is there.
+///
+/// # Errors
+/// As there.
+pub(super) fn wanted(
+    workspace: &Root,
+    wanted: &[Wanted<'_>],
+    into: &Path,
+    limits: Limits,
+) -> io::Result<Outputs> {
     std::fs::create_dir(into)?;
     let mut taker = Taker {
         workspace,
@@ -57,8 +85,11 @@ pub(super) fn outputs(
         unnamed: 0,
         outputs: Outputs::default(),
     };
-    for path in paths {
-        taker.take(path)?;
+    for Wanted { path, leave } in wanted {
+        match path {
+            Some(path) => taker.take(path, leave)?,
+            None => taker.dir(None, leave)?,
+        }
     }
     let mut outputs = taker.outputs;
     outputs.files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -114,10 +145,10 @@ struct Taker<'a> {
 }
 
 impl Taker<'_> {
-    fn take(&mut self, path: &TreePath) -> io::Result<()> {
+    fn take(&mut self, path: &TreePath, leave: &dyn Fn(&TreePath) -> bool) -> io::Result<()> {
         match self.workspace.stat(path) {
             Ok(Some((Kind::File, _))) => self.file(path),
-            Ok(Some((Kind::Dir, _))) => self.dir(path),
+            Ok(Some((Kind::Dir, _))) => self.dir(Some(path), leave),
             Ok(Some((kind, _))) => {
                 self.skip(path.as_str(), kind_reason(kind));
                 Ok(())
@@ -133,14 +164,15 @@ impl Taker<'_> {
         }
     }
 
-    fn dir(&mut self, dir: &TreePath) -> io::Result<()> {
+    fn dir(&mut self, dir: Option<&TreePath>, leave: &dyn Fn(&TreePath) -> bool) -> io::Result<()> {
         let mut written = Ok(());
         let workspace = self.workspace;
-        let walked = workspace.walk(Some(dir), &mut |found| {
+        let walked = workspace.walk(dir, &mut |found| {
             if written.is_err() {
                 return Walk::Skip;
             }
             match found {
+                Found::Thing(thing) if leave(&thing.path) => return Walk::Skip,
                 Found::Thing(thing) => match thing.kind {
                     // Not listed to its end when nothing more is taken from it.
                     Kind::Dir if self.full() => {

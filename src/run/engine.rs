@@ -42,13 +42,14 @@ const GRACE: Duration = Duration::from_mins(1);
 /// How long what it left may take.
 const REST: Duration = Duration::from_secs(5);
 
-/// Runs the packages with Harbor; a result for each, in their order.
+/// Runs the packages with Harbor; a result for each, in their order, and whether Harbor had to be
+/// killed.
 pub(super) fn run(
     request: &Request<'_>,
     args: &[String],
     dir: &Path,
     observer: &dyn Observer,
-) -> Result<Vec<CaseResult>, Error> {
+) -> Result<(Vec<CaseResult>, bool), Error> {
     let failed = |source| Error::Io {
         doing: "running",
         path: PathBuf::from(PROGRAM),
@@ -94,7 +95,7 @@ pub(super) fn run(
             }
         }
     });
-    let status = status.map_err(failed)?;
+    let (status, killed) = status.map_err(failed)?;
     // Its last words; who else holds the pipe is not waited for.
     shown.recv_timeout(LOOK).ok();
     let stopped = request.stop.load(Ordering::Relaxed);
@@ -111,7 +112,7 @@ pub(super) fn run(
         }
         result
     });
-    Ok(results.collect())
+    Ok((results.collect(), killed))
 }
 
 /// Shows what Harbor says, and keeps it.
@@ -237,14 +238,16 @@ fn words(request: &Request<'_>, args: &[String], dir: &Path) -> Vec<OsString> {
     words
 }
 
-/// Waits for Harbor, looking now and then at what is there; asks it to end when the run is stopped.
+/// Waits for Harbor, looking now and then at what is there; asks it to end when the run is stopped,
+/// and ends it when that takes too long or the run is stopped once more. Gives whether it was ended.
 fn wait(
     mut child: Child,
     request: &Request<'_>,
     mut look: impl FnMut(),
-) -> std::io::Result<ExitStatus> {
+) -> std::io::Result<(ExitStatus, bool)> {
     let group = Pid::from_child(&child);
     let mut asked: Option<Instant> = None;
+    let mut killed = false;
     let mut looked = Instant::now();
     loop {
         if looked.elapsed() > LOOK {
@@ -252,18 +255,21 @@ fn wait(
             looked = Instant::now();
         }
         if let Some(status) = child.try_wait()? {
-            if asked.is_some() {
+            if asked.is_some() && !killed {
                 end_rest(group);
             }
-            return Ok(status);
+            return Ok((status, killed));
         }
         if request.stop.load(Ordering::Relaxed) {
             let since = *asked.get_or_insert_with(|| {
+                // The first signal set it, too.
+                request.again.store(false, Ordering::Relaxed);
                 // It may have been gone already.
                 let _ = kill_process_group(group, Signal::INT);
                 Instant::now()
             });
-            if since.elapsed() > GRACE {
+            if since.elapsed() > GRACE || request.again.load(Ordering::Relaxed) {
+                killed = true;
                 let _ = kill_process_group(group, Signal::KILL);
             }
         }

@@ -235,6 +235,7 @@ impl Hooks<'_> {
             timeout: Some(timeout),
             limits: &[],
             bwrap: false,
+            network: true,
             kept: false,
             scope: Some(around.scope),
             // What cleans up is left to its own end, also when the run is stopped.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use toml_edit::{DocumentMut, Item, TableLike};
 
+use super::exclude::Exclude;
 use super::limits::Limits;
 use crate::dataset::task_toml;
 use crate::digest::Digest;
@@ -68,30 +69,63 @@ pub(super) struct Step {
     pub(super) workdir: Tree,
 }
 
+/// As whom somebody works.
+#[derive(Debug, Clone)]
+pub(super) struct User {
+    pub(super) number: u32,
+    /// The name that stands in the package, where nobody has it on this machine.
+    name: Option<String>,
+}
+
 /// How one party works.
 #[derive(Debug, Clone)]
 pub(super) struct Turn {
     /// `None`: no limit.
     pub(super) timeout: Option<Duration>,
     /// As whom it works in the sandbox; `None`: as the caller.
-    pub(super) user: Option<u32>,
+    pub(super) user: Option<User>,
     /// Whether it may use the network.
     pub(super) network: bool,
+}
+
+/// What is taken from the agent's environment to that of its verifier.
+#[derive(Debug, Clone)]
+pub(super) struct Artifact {
+    /// Where it is, and comes to be; absolute.
+    pub(super) source: String,
+    /// Where Harbor keeps it in between: of two that would overlap there the first one counts.
+    pub(super) kept: String,
+    /// What of a directory stays behind.
+    pub(super) exclude: Exclude,
 }
 
 /// An environment of the verifier alone (`environment_mode = "separate"`): it sees the workspace as it
 /// was at the start, and of what the agent did only the artifacts.
 #[derive(Debug)]
 pub(super) struct Separate {
-    /// Absolute paths.
-    pub(super) artifacts: Vec<String>,
+    /// In their order.
+    pub(super) artifacts: Vec<Artifact>,
     /// Its own `env`.
     pub(super) env: BTreeMap<String, String>,
     /// What its processes are held to.
     pub(super) limits: Limits,
 }
 
+impl Turn {
+    /// As whom it works in the sandbox.
+    pub(super) fn user(&self) -> Option<u32> {
+        self.user.as_ref().map(|user| user.number)
+    }
+}
+
 impl Step {
+    /// Names of users that nobody has on this machine.
+    pub(super) fn unknown_users(&self) -> impl Iterator<Item = &str> {
+        let turns = [&self.agent, &self.verifier].into_iter();
+        let turns = turns.chain(self.collect.iter().map(|(_, turn)| turn));
+        turns.filter_map(|turn| turn.user.as_ref()?.name.as_deref())
+    }
+
     /// What is said about this step, with its name when it has one.
     pub(super) fn say(&self, told: &str) -> String {
         if self.name.is_empty() {
@@ -99,6 +133,13 @@ impl Step {
         } else {
             format!("Step {}: {told}", self.name)
         }
+    }
+}
+
+impl Artifact {
+    /// Whether it is what lies at the absolute path `path`, or holds that.
+    pub(super) fn covers(&self, path: &str) -> bool {
+        Path::new(path).starts_with(&self.source)
     }
 }
 
@@ -132,6 +173,8 @@ pub(super) const SOLVE: &str = "solve.sh";
 pub(super) const SETUP: &str = "setup.sh";
 /// Where the agent works when the package does not say: the documented default of `--workdir`.
 const WORKDIR: &str = "/workspace";
+/// As whom somebody works whose name is not known here.
+pub(super) const ORDINARY: u32 = 1000;
 /// Harbor's own defaults.
 const VERIFIER_TIMEOUT: Duration = Duration::from_mins(10);
 const COLLECT_TIMEOUT: Duration = Duration::from_mins(1);
@@ -193,6 +236,7 @@ impl Package {
         let workspace = workspace(&tree, own, image)?;
         let workdir = environment.text("workdir");
         let workdir = workdir.unwrap_or_else(|| WORKDIR.to_owned());
+        without_nul("[environment].workdir", &workdir)?;
         let own = task.get("steps").is_some();
         let steps = steps(&task, &tree, &workdir)?;
         Ok(Self {
@@ -267,29 +311,61 @@ fn network(phases: [&Table<'_>; 2], environment: &Table<'_>) -> Result<bool, Unu
 
 /// `user` of a phase: a number, or a name, which stands for this machine's user of that name and
 /// else for the first ordinary one, since there is no image that knows it.
-fn user(phases: [&Table<'_>; 2]) -> Result<Option<u32>, Unusable> {
-    const ORDINARY: u32 = 1000;
+fn user(phases: [&Table<'_>; 2]) -> Result<Option<User>, Unusable> {
+    // The last one says that there is none (`chown(2)`).
+    const LAST: u32 = u32::MAX - 1;
     let Some(item) = phases.iter().find_map(|phase| phase.get("user")) else {
         return Ok(None);
     };
-    if let Some(number) = item.as_integer() {
-        return u32::try_from(number).map(Some).map_err(|_| {
-            broken(format!(
-                "task.toml: user is {number}, and no user has that number: write one from 0 to {}",
-                u32::MAX
-            ))
-        });
+    let number = |number: i128| {
+        let user = u32::try_from(number).ok().filter(|user| *user <= LAST);
+        user.map(|number| Some(User { number, name: None }))
+            .ok_or_else(|| {
+                broken(format!(
+                    "task.toml: user is {number}, and no user has that number: write one from 0 to \
+                 {LAST}"
+                ))
+            })
+    };
+    if let Some(integer) = item.as_integer() {
+        return number(integer.into());
     }
+    // `docker exec --user` takes a group behind the user, which has its own number here.
     let name = item.as_str().unwrap_or_default();
-    if let Ok(number) = name.parse() {
-        return Ok(Some(number));
+    let name = name.split_once(':').map_or(name, |(user, _)| user);
+    if let Ok(integer) = name.parse() {
+        return number(integer);
+    }
+    let plain = |letter: char| !letter.is_control() && !letter.is_whitespace() && letter != '/';
+    // The image's own, there; here the caller.
+    if name.is_empty() {
+        return Ok(None);
+    }
+    if !name.chars().all(plain) {
+        return Err(broken(format!(
+            "task.toml: user is {name:?}, and no user has that name: write a name, a number, or \
+             leave it out"
+        )));
     }
     let known = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let number = known.lines().find_map(|line| {
+    let known = known.lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
     });
-    Ok(Some(number.unwrap_or(ORDINARY)))
+    Ok(Some(User {
+        number: known.unwrap_or(ORDINARY),
+        name: known.is_none().then(|| name.to_owned()),
+    }))
+}
+
+/// Refuses a text that is to become a word of a command line.
+fn without_nul(what: &str, text: &str) -> Result<(), Unusable> {
+    if text.contains('\0') {
+        return Err(broken(format!(
+            "task.toml: {what} has a NUL character, which neither a path nor a command can hold"
+        )));
+    }
+    Ok(())
 }
 
 pub(super) fn broken(message: impl Into<String>) -> Unusable {
@@ -388,19 +464,43 @@ fn workspace(tree: &Tree, own: bool, image: bool) -> Result<Tree, Unusable> {
     Ok(tree.below(&tree_path(dir)?))
 }
 
-/// The sources of `artifacts`; those of other services are for Harbor.
-fn artifacts(tables: [&Table<'_>; 2]) -> Result<Vec<String>, Unusable> {
-    let mut sources = Vec::new();
+/// `artifacts`; those of other services are for Harbor.
+fn artifacts(tables: [&Table<'_>; 2]) -> Result<Vec<Artifact>, Unusable> {
+    let mut artifacts = Vec::new();
+    let plain = |source: &str| Artifact {
+        source: source.to_owned(),
+        kept: source.to_owned(),
+        exclude: Exclude::default(),
+    };
     for table in tables {
         let list = table.get("artifacts").and_then(Item::as_array);
-        let plain = list.into_iter().flatten();
-        sources.extend(plain.filter_map(|entry| Some(entry.as_str()?.to_owned())));
-        for entry in table.tables("artifacts") {
-            of_main(&entry)?;
-            sources.extend(entry.text("source"));
+        let texts = list.into_iter().flatten();
+        let texts: Vec<Option<&str>> = texts.map(|entry| entry.as_str()).collect();
+        let mut tables = table.tables("artifacts");
+        // As they stand: of two that overlap the first one counts.
+        for text in texts {
+            match (text, text.is_none().then(|| tables.next()).flatten()) {
+                (Some(source), _) => artifacts.push(plain(source)),
+                (None, Some(entry)) => artifacts.extend(artifact(&entry)?),
+                (None, None) => {}
+            }
+        }
+        for entry in tables {
+            artifacts.extend(artifact(&entry)?);
         }
     }
-    Ok(sources)
+    Ok(artifacts)
+}
+
+fn artifact(entry: &Table<'_>) -> Result<Option<Artifact>, Unusable> {
+    of_main(entry)?;
+    let exclude = entry.get("exclude").and_then(Item::as_array);
+    let exclude = exclude.into_iter().flatten();
+    Ok(entry.text("source").map(|source| Artifact {
+        kept: entry.text("destination").unwrap_or_else(|| source.clone()),
+        source,
+        exclude: Exclude::new(exclude.filter_map(|pattern| pattern.as_str())),
+    }))
 }
 
 /// Refuses what is about another service than the agent's.
@@ -467,7 +567,10 @@ fn step(task: &Table<'_>, own: &Table<'_>, tree: &Tree, workdir: &str) -> Result
             user: user([&hook, &hook])?,
             network: agent.network,
         };
-        collect.extend(hook.text("command").map(|command| (command, turn)));
+        if let Some(command) = hook.text("command") {
+            without_nul("a command of verifier.collect", &command)?;
+            collect.push((command, turn));
+        }
     }
     let mut verifier_env = BTreeMap::new();
     for table in verifiers.iter().rev() {

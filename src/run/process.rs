@@ -25,7 +25,7 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal};
 
 use super::keeper::KEEP;
-use super::keyrings;
+use super::seccomp;
 use crate::diag::count;
 
 /// Between TERM and KILL.
@@ -59,6 +59,8 @@ pub(super) struct Job<'a> {
     pub(super) limits: &'a [OsString],
     /// Whether it is `bwrap`, which tells what becomes of the command when it is asked to.
     pub(super) bwrap: bool,
+    /// Whether the sandbox has a network.
+    pub(super) network: bool,
     /// Whether it gets a keeper, where there is no `bwrap` and no scope.
     pub(super) kept: bool,
     /// The mark of a scope until whose end what it started may live; its output then goes to the
@@ -291,7 +293,7 @@ fn start_child(job: &Job<'_>, mark: &str) -> io::Result<(Child, [Option<OwnedFd>
         command.arg(write.as_raw_fd().to_string());
         status = Some(read);
         inherited.push(write);
-        let filter = keyrings::filter()?;
+        let filter = seccomp::filter(job.network)?;
         rustix::io::fcntl_setfd(&filter, FdFlags::empty())?;
         command.arg("--seccomp");
         command.arg(filter.as_raw_fd().to_string());

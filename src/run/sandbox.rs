@@ -4,7 +4,7 @@
 //! Invariant: nothing is shown but the system's own directories (read-only, without `/etc` but for
 //! what programs need to work) and what the caller mounts; the hidden directories stay hidden even
 //! where they lie inside of a shown one. No capabilities, no process but the sandbox's own, no keys
-//! of the kernel (`keyrings`).
+//! of the kernel (`seccomp`).
 //!
 //! A caller who is root stays user 0 inside, so that tools behave as in Harbor's containers; what
 //! that user could do without capabilities, through files of `/proc`, is shut off.
@@ -18,8 +18,8 @@ use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::keyrings;
 use super::package::Unusable;
+use super::seccomp;
 
 /// The home directory inside: empty, in memory, gone afterwards.
 pub(super) const HOME: &str = "/home/agent";
@@ -534,7 +534,7 @@ impl Sandbox {
             .program("true")
             .ok_or("there is no program 'true' in the directories of the system")?;
         let failed = |error: std::io::Error| format!("it did not start: {error}");
-        let filter = keyrings::filter().map_err(failed)?;
+        let filter = seccomp::filter(true).map_err(failed)?;
         let answer = Command::new(&self.program)
             .args(["--json-status-fd", "1", "--seccomp", "0"])
             .args(&self.base)

@@ -53,6 +53,7 @@ struct World {
     sandbox: SandboxMode,
     jobs: usize,
     stop: AtomicBool,
+    again: AtomicBool,
     inputs: BTreeMap<CaseId, Yaml>,
 }
 
@@ -86,6 +87,7 @@ impl World {
             sandbox,
             jobs: 1,
             stop: AtomicBool::new(false),
+            again: AtomicBool::new(false),
             inputs: BTreeMap::new(),
         }
     }
@@ -229,6 +231,7 @@ impl World {
                 pass_at: PASS_AT,
                 agent_timeout: None,
                 stop: &self.stop,
+                again: &self.again,
             },
             &(),
             &mut diags,

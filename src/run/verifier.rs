@@ -7,11 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::case::{Failure, Party, Work, capture, first_line, how, stage, write_tree};
-use super::package::{Step, TEST};
+use super::collect::{self, Wanted};
+use super::exclude::Exclude;
+use super::package::{Artifact, Step, TEST};
 use super::process::Cut;
 use super::results::{ErrorKind, StepResult, VerifierRun};
 use super::sandbox::Mount;
-use super::{collect, verdict};
+use super::verdict;
 use crate::fs::{Root, remove_tree};
 use crate::path::TreePath;
 
@@ -45,8 +47,12 @@ impl Work<'_> {
         let logs = dir.join("logs/agent");
         let kept = dir.join("agent-logs");
         let mut workspace = None;
+        let mut own_logs = false;
         if let Some(separate) = separate {
-            workspace = self.separate_workspace(&separate.artifacts)?;
+            workspace = self.separate_workspace(&separate.artifacts, report)?;
+            own_logs = !separate.artifacts.iter().any(|it| it.covers("/logs/agent"));
+        }
+        if own_logs {
             // The verifier's own environment does not get the agent's logs (harbor.md 3).
             std::fs::rename(&logs, &kept).map_err(failed)?;
             std::fs::create_dir(&logs).map_err(failed)?;
@@ -72,7 +78,7 @@ impl Work<'_> {
                 mounts,
                 env,
                 network: step.verifier.network,
-                user: step.verifier.user,
+                user: step.verifier.user(),
                 limits: separate
                     .map_or(&self.package.limits, |own| &own.limits)
                     .clone(),
@@ -82,7 +88,7 @@ impl Work<'_> {
                 output: (output, None),
             },
         );
-        if separate.is_some() {
+        if own_logs {
             remove_tree(&logs).map_err(|error| failed(error.source))?;
             std::fs::rename(&kept, &logs).map_err(failed)?;
         }
@@ -138,43 +144,121 @@ impl Work<'_> {
 
     /// The workspace of a verifier that has an environment of its own: as it was at the start, and
     /// what the package's artifacts name. `None`: all of the workdir is named.
-    fn separate_workspace(&self, artifacts: &[String]) -> Result<Option<PathBuf>, Failure> {
+    fn separate_workspace(
+        &self,
+        artifacts: &[Artifact],
+        report: &mut StepResult,
+    ) -> Result<Option<PathBuf>, Failure> {
         let workdir = Path::new(&self.package.workdir);
-        if artifacts
-            .iter()
-            .any(|artifact| workdir.starts_with(artifact))
-        {
-            return Ok(None);
+        let mut claimed: Vec<&str> = Vec::new();
+        // Their places in the workspace, and of those that count what is left out.
+        let mut named: Vec<Option<TreePath>> = Vec::new();
+        let mut leaves: Vec<(Option<TreePath>, Leave<'_>)> = Vec::new();
+        for artifact in artifacts {
+            let exclude = &artifact.exclude;
+            let (place, above) = if let Ok(above) = workdir.strip_prefix(&artifact.source) {
+                (None, above.to_string_lossy().into_owned())
+            } else {
+                let below = Path::new(&artifact.source).strip_prefix(workdir);
+                let below = below
+                    .ok()
+                    .and_then(|below| TreePath::new(below.to_str()?).ok());
+                let Some(below) = below else { continue };
+                (Some(below), String::new())
+            };
+            let first = !claimed.iter().any(|kept| overlap(kept, &artifact.kept));
+            claimed.push(&artifact.kept);
+            named.push(place.clone());
+            if !first {
+                continue;
+            }
+            if place.is_none() && exclude.is_empty() {
+                return Ok(None);
+            }
+            leaves.push((place.clone(), left_of(exclude, place, above)));
         }
         let failed = |error: io::Error| Failure::io("Preparing the verifier's workspace", &error);
+        let clear = |path: &Path| remove_tree(path).map_err(|error| failed(error.source));
         let path = self.dir.join("verifier-workspace");
-        remove_tree(&path).map_err(|error| failed(error.source))?;
+        let taken = self.dir.join("artifacts");
+        clear(&path)?;
+        clear(&taken)?;
         std::fs::create_dir(&path).map_err(failed)?;
         let root = Root::open(&path).map_err(|error| failed(error.source))?;
         write_tree(&self.package.workspace, &root)?;
-        let named: Vec<TreePath> = artifacts
+        let wanted: Vec<Wanted<'_>> = leaves
             .iter()
-            .filter_map(|artifact| {
-                let below = Path::new(artifact).strip_prefix(workdir).ok()?;
-                TreePath::new(below.to_str()?).ok()
+            // An artifact that the agent did not make is none (harbor.md 3).
+            .filter(|(path, _)| {
+                let path = path.as_ref();
+                path.is_none_or(|path| !matches!(self.workspace.stat(path), Ok(None)))
+            })
+            .map(|(path, leave)| Wanted {
+                path: path.clone(),
+                leave,
             })
             .collect();
-        let taken = self.dir.join("artifacts");
-        remove_tree(&taken).map_err(|error| failed(error.source))?;
-        collect::outputs(&self.workspace, &named, &taken, collect::Limits::default())
-            .map_err(failed)?;
-        for path in &named {
-            // A directory among the artifacts takes the place of the one that is there.
-            let (from, to) = (taken.join(path.as_str()), root.absolute(Some(path)));
+        let limits = collect::Limits::default();
+        let found = collect::wanted(&self.workspace, &wanted, &taken, limits).map_err(failed)?;
+        if let Some(left) = found.skipped.first() {
+            let more = match found.skipped.len() - 1 {
+                0 => String::new(),
+                more => format!(" So did {more} more."),
+            };
+            report.add_message(&format!(
+                "Of the artifacts {} stayed behind: {}.{more}",
+                left.path, left.reason
+            ));
+        }
+        // A directory among the artifacts takes the place of the one that is there; what is in it
+        // comes with it, as it comes after it.
+        named.sort();
+        for place in &named {
+            let Some(place) = place else {
+                clear(&path)?;
+                std::fs::rename(&taken, &path).map_err(failed)?;
+                break;
+            };
+            let (from, to) = (taken.join(place.as_str()), path.join(place.as_str()));
             if from.exists() {
-                remove_tree(&to).map_err(|error| failed(error.source))?;
+                clear(&to)?;
                 if let Some(parent) = to.parent() {
                     std::fs::create_dir_all(parent).map_err(failed)?;
                 }
                 std::fs::rename(from, to).map_err(failed)?;
             }
         }
-        remove_tree(&taken).map_err(|error| failed(error.source))?;
+        clear(&taken)?;
         Ok(Some(path))
     }
+}
+
+/// Whether something of an artifact stays behind.
+type Leave<'a> = Box<dyn Fn(&TreePath) -> bool + 'a>;
+
+/// What `exclude` leaves out of an artifact that is at `place` in the workspace, or holds all of it:
+/// then the workspace is at `above` in the artifact.
+fn left_of(exclude: &Exclude, place: Option<TreePath>, above: String) -> Leave<'_> {
+    let ends = above.match_indices('/').map(|(at, _)| at);
+    let mut ends = std::iter::once(0).chain(ends).chain([above.len()]);
+    if ends.any(|end| exclude.has(above.get(..end).unwrap_or_default())) {
+        return Box::new(|_| true);
+    }
+    Box::new(move |path| {
+        let path = path.as_str();
+        match &place {
+            Some(place) => {
+                let below = path.strip_prefix(place.as_str()).unwrap_or(path);
+                exclude.has(below.trim_start_matches('/'))
+            }
+            None if above.is_empty() => exclude.has(path),
+            None => exclude.has(&format!("{above}/{path}")),
+        }
+    })
+}
+
+/// Whether one of two places holds the other, or they are one.
+fn overlap(one: &str, other: &str) -> bool {
+    let [one, other] = [one, other].map(|path| Path::new(path.trim_start_matches('/')));
+    one.starts_with(other) || other.starts_with(one)
 }

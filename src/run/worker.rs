@@ -74,7 +74,7 @@ impl Work<'_> {
             mounts,
             env,
             network: step.agent.network,
-            user: step.agent.user,
+            user: step.agent.user(),
             timeout,
             limits: self.package.limits.clone(),
             input: ready.input,
@@ -237,6 +237,14 @@ impl Work<'_> {
                 "The instruction has {} bytes, and {} takes it as one argument, which has at most \
                  {WORD_MAX}.",
                 long.len(),
+                known.program()
+            )));
+        }
+        if let Some(at) = told.args.iter().position(|arg| arg.contains('\0')) {
+            return Err(refused(format!(
+                "Argument {} of {} would have a NUL byte, which no argument can hold: it comes from \
+                 the instruction or the runner block.",
+                at + 1,
                 known.program()
             )));
         }
@@ -404,6 +412,25 @@ impl Work<'_> {
             &self.package.workspace,
         )
         .map_err(refused)?;
+        if let Some(sandbox) = &self.runner.sandbox {
+            // What of the project is named has another place there; what the package brings is no
+            // file of this machine.
+            let own = [&self.package.workdir, OWN, "/logs"];
+            let hidden = |word: &&String| {
+                let path = Path::new(word.as_str());
+                path.is_absolute()
+                    && path.is_file()
+                    && !sandbox.shows(path)
+                    && !own.iter().any(|own| path.starts_with(own))
+            };
+            if let Some(hidden) = agent::started(&call.argv).find(hidden) {
+                return Err(refused(format!(
+                    "The agent's command names {hidden}, which is on this machine, but not seen in \
+                     the sandbox: copy it into the project and name it by its path there, install it \
+                     below /usr/local, or run with --sandbox none."
+                )));
+            }
+        }
         for name in &call.unknown {
             self.runner.tell(unknown_placeholder(name).case(&self.id));
         }

@@ -1267,6 +1267,11 @@ fn a_batch_is_one_trial_whose_outputs_are_shared_out() {
         .run()
         .assert_code(0);
     assert_eq!(project.read("log"), "x\n");
+    // Whose share it would be is told that it was left behind.
+    let document = outcome.json();
+    let skipped = |case: usize| &document["cases"][case]["outputs"]["skipped"];
+    assert_eq!(skipped(0)[0]["path"], "out/RFE-2.link");
+    assert_eq!(skipped(1), &json!([]));
     // What it cost is told with each case, and counts once.
     assert_eq!(outcome.json()["cases"][1]["agent"]["cost_usd"], 0.5);
     assert_eq!(outcome.json()["summary"]["cost_usd"], 0.5);
@@ -1447,6 +1452,70 @@ fn what_harbor_started_ends_with_an_interrupt() {
     // Who waits to be reaped has no command line.
     let line = std::fs::read(format!("/proc/{}/cmdline", pid().trim())).unwrap_or_default();
     assert_eq!(String::from_utf8_lossy(&line), "");
+}
+
+#[test]
+fn a_second_interrupt_ends_harbor_at_once_and_what_is_known_is_written() {
+    let project = judged("true\n", "");
+    // One trial is done, and Harbor takes its time to clean up.
+    let lines: Vec<&str> = HARBOR.lines().collect();
+    let script = lines[..lines.len() - 3].join("\n");
+    let harbor = format!(
+        "{script}\ntrial a__1 a 1 '\"verifier_result\": {{\"rewards\": {{\"reward\": 1.0}}}}'\n\
+         trap 'touch asked' INT\ntrap '' TERM\necho $$ > pid\nwhile :; do sleep 1; done\n"
+    );
+    let path = path_with_harbor(&project, &harbor);
+    let args = [
+        "run", "--engine", "harbor", "--agent", "nop", "--run-id", "r",
+    ];
+    let pid = || std::fs::read_to_string(project.path("pid")).unwrap_or_default();
+    let child = begun(&project.invoke(args).env("PATH", path), || {
+        pid().ends_with('\n')
+    });
+    signal(&child, Signal::INT);
+    while !project.path("asked").exists() {
+        sleep(Duration::from_millis(10));
+    }
+    signal(&child, Signal::INT);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let line = std::fs::read(format!("/proc/{}/cmdline", pid().trim())).unwrap_or_default();
+    assert_eq!(String::from_utf8_lossy(&line), "");
+    let results: serde_json::Value =
+        serde_json::from_str(&project.read("runs/r/results.json")).unwrap();
+    assert_eq!(results["cases"][0]["status"], "passed");
+    assert_eq!(results["cases"][1]["error"], "interrupted");
+    assert!(
+        results["warnings"][0]
+            .as_str()
+            .unwrap()
+            .contains("containers")
+    );
+}
+
+/// What lies outside of the project is not seen in the sandbox: that is no failure of the agent.
+#[test]
+fn a_script_that_the_sandbox_does_not_show_is_named() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let project = judged("touch out/a\n", "");
+    let elsewhere = ProjectBuilder::new()
+        .executable("agent.sh", "#!/bin/sh\ntouch out/a\n")
+        .build();
+    let script = elsewhere.path("agent.sh").display().to_string();
+    for command in [script.clone(), format!("sh -e {script} {{prompt}}")] {
+        let args = ["--sandbox", "bwrap", "--output", "json", "--agent-command"];
+        let outcome = run(&project, &[&args[..], &[&command]].concat()).run();
+        let document = outcome.assert_code(1).json();
+        assert_eq!(document["cases"][0]["error"], "agent-start", "{document:#}");
+        let message = document["cases"][0]["message"].as_str().unwrap();
+        let told = format!("names {script}, which is on this machine, but not seen in the sandbox");
+        assert!(message.contains(&told), "{message}");
+        run(&project, &["--agent-command", &command])
+            .run()
+            .assert_code(0);
+    }
 }
 
 #[test]

@@ -570,6 +570,15 @@ fn env(fields: &mut Fields<'_>, diags: &mut Diagnostics) -> BTreeMap<String, Str
                     )
                     .help("Use letters, digits and underscores."),
             );
+        } else if text.as_ref().is_some_and(|text| text.contains('\0')) {
+            diags.push(
+                value
+                    .finding(
+                        Rule::BadValue,
+                        format!("The environment variable `{name}` has a NUL character, which none can hold."),
+                    )
+                    .help("Remove it."),
+            );
         } else if let Some(text) = text {
             env.insert(name.to_owned(), text);
         }

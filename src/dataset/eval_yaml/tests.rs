@@ -337,6 +337,11 @@ const REJECTED: &[(&str, &str, &str)] = &[
         "execution.env.A",
     ),
     (
+        "execution: {prompt: x, env: {A: \"b\\0c\"}}",
+        "bad-value",
+        "execution.env.A",
+    ),
+    (
         "execution: {prompt: x, env: {A=B: c}}",
         "bad-segment",
         "execution.env.A=B",

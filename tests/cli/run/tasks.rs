@@ -55,6 +55,23 @@ fn what_a_task_says_wrongly_is_named_with_its_field() {
             "`agent.timeout_sec` must be a number of seconds",
         ),
         ("[agent]\nuser = -4", "user is -4"),
+        // The number that stands for no user.
+        ("[agent]\nuser = 4294967295", "user is 4294967295"),
+        ("[verifier]\nuser = '4294967295'", "user is 4294967295"),
+        ("[verifier]\nuser = '99999999999'", "user is 99999999999"),
+        ("[agent]\nuser = \"a\\u0000b\"", "user is \"a\\0b\""),
+        (
+            "workdir = \"/a\\u0000b\"",
+            "[environment].workdir has a NUL character",
+        ),
+        (
+            "[[verifier.collect]]\ncommand = \"a\\u0000b\"",
+            "a command of verifier.collect has a NUL character",
+        ),
+        (
+            "env = {A = \"a\\u0000b\"}",
+            "env.A can not be an environment variable",
+        ),
         (
             "[verifier]\nuser = []",
             "`verifier.user` must be a text or a whole number",
@@ -134,6 +151,98 @@ fn the_environment_of_a_verifier_is_its_own() {
             let all = format!("{}{}", outcome.stdout, outcome.stderr);
             assert!(all.contains(told), "{told}: {outcome}");
         }
+    }
+}
+
+/// What `exclude` names stays behind, of the workdir as a whole, too; of two artifacts that overlap
+/// the first one counts. What the verifier can not see here is told.
+#[test]
+fn of_artifacts_stays_behind_what_they_exclude() {
+    let separate = "[environment]\ndocker_image = 'x'\nworkdir = '/work/dir'\n\
+                    [verifier]\nenvironment_mode = 'separate'\n";
+    let whole = "find . -type f | sort | tr '\\n' ' '";
+    let cases = [
+        (
+            "artifacts = [{source = '/work/dir', exclude = ['*.log', 'tmp']}]",
+            "./given ./out/a ",
+        ),
+        (
+            "artifacts = [{source = '/work', exclude = ['dir/out', './dir/t*', 'x.log']}]",
+            "./given ",
+        ),
+        (
+            "artifacts = ['/work/dir/out', {source = '/work/dir/tmp', exclude = ['*']}]",
+            "./given ./out/a ./out/x.log ",
+        ),
+        (
+            "artifacts = [{source = '/work/dir/out', exclude = ['a']}, '/work/dir/out/a', '/work/dir/gone']",
+            "./given ./out/x.log ",
+        ),
+    ];
+    for sandbox in sandboxes() {
+        for (artifacts, wanted) in cases {
+            let toml = format!("{artifacts}\n{separate}");
+            let test = format!(
+                "cd \"${{CASEPACK_WORKDIR:-.}}\"; [ \"$({whole})\" = '{wanted}' ] || exec {whole}"
+            );
+            let project = tasks(&[("a", &toml)], &test);
+            let agent = "sh -c 'mkdir out tmp; touch out/a out/x.log tmp/b'";
+            let args = ["tasks", "--sandbox", sandbox, "--agent-command", agent];
+            run(&project, &args).run().assert_code(0);
+        }
+    }
+    let toml = format!("artifacts = ['/home/x', '/work/dir', '/logs/agent']\n{separate}");
+    let logs = "test -f \"${CASEPACK_LOGS_DIR:-/logs}/agent/said\" || exit";
+    let project = tasks(&[("a", &toml)], logs);
+    let agent = "sh -c 'echo x > \"$0/said\"; ln -s given link' {output_dir}";
+    let args = ["tasks", "--agent-command", agent];
+    let outcome = run(&project, &args).run().assert_code(0);
+    let told = "The artifact /home/x of task.toml is outside of the workdir";
+    assert!(outcome.stderr.contains(told), "{outcome}");
+    assert!(!outcome.stderr.contains("artifact /work"), "{outcome}");
+}
+
+/// Sockets of some families reach out of a network namespace, and rings make sockets that no filter
+/// sees.
+#[test]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn no_socket_leaves_where_there_is_no_network() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let image = "[environment]\ndocker_image = 'x'\nnetwork_mode = ";
+    let [with, without] = ["'public'", "'no-network'"].map(|mode| format!("{image}{mode}\n"));
+    let project = tasks(&[("with", &with), ("without", &without)], "");
+    let agent = "import ctypes, socket, sys\n\
+         def family(it, kind=socket.SOCK_STREAM):\n \
+         try: socket.socket(it, kind).close()\n \
+         except OSError as error: return error.errno\n \
+         return 0\n\
+         libc = ctypes.CDLL(None, use_errno=True)\n\
+         libc.syscall(425, 1, None)\n\
+         said = [ctypes.get_errno(), family(40), family(42, socket.SOCK_DGRAM),\n \
+         family(17, socket.SOCK_DGRAM), family(1), family(2), family(10) in (0, 97),\n \
+         family(16, socket.SOCK_RAW)]\n\
+         open(sys.argv[1] + '/said', 'w').write(' '.join(map(str, said)))\n";
+    project.write("agent.py", agent);
+    let agent = "python3 agent.py {output_dir}";
+    let args = [
+        "tasks",
+        "--sandbox",
+        "bwrap",
+        "--run-id",
+        "r",
+        "--agent-command",
+        agent,
+    ];
+    run(&project, &args).run().assert_code(0);
+    let said = |case: &str| project.read(&format!("runs/r/{case}/logs/agent/said"));
+    // ENOSYS, EAFNOSUPPORT
+    assert_eq!(said("without"), "38 97 97 97 0 0 True 0");
+    let with = said("with");
+    assert!(!with.starts_with("38 "), "a network has rings: {with}");
+    if with.split(' ').nth(1) == Some("97") {
+        eprintln!("left out: this kernel has no AF_VSOCK to be refused");
     }
 }
 
