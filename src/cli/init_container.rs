@@ -8,6 +8,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::args::{OutputFormat, Talk};
 use super::exit::Exit;
@@ -102,9 +103,22 @@ fn fetch(context: &Context) -> Result<String, (Exit, Failure)> {
         let place = variable(name).map_or_else(|| PathBuf::from(usual), PathBuf::from);
         context.machine.absolute(&place)
     };
-    let settings = secret(&place("CASEPACK_S3_SECRET_DIR", SECRET))?;
+    let release = ReleaseKey::parse(&key).map_err(|why| {
+        let message = format!("The key '{key}' names no release: {why}.");
+        let help = "Correct test_data_ref.s3.key; `casepack emit evalhub` writes it.";
+        usage(message, help)
+    })?;
     let dest = place("CASEPACK_TEST_DATA", TEST_DATA);
-    if let Some(release) = ReleaseKey::parse(&key) {
+    if !dest.is_dir() {
+        let message = format!("{} is no directory.", dest.display());
+        // What is made there would go with this container.
+        let help = "EvalHub mounts a volume there, which the adapter has too; CASEPACK_TEST_DATA \
+                    names another directory.";
+        return Err((Exit::System, Failure::new(message, help)));
+    }
+    let mut settings = secret(&place("CASEPACK_S3_SECRET_DIR", SECRET))?;
+    settings.stop = Arc::clone(&context.stop);
+    if let Some(release) = release {
         return pull(&bucket, &release, &settings, &dest.join(CASES), context);
     }
     let store = crate::store::open(&url, &settings, Purpose::Read)

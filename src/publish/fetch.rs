@@ -9,12 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::plain::{Record, record_of};
 use super::{PublishError, failed};
-use crate::bundle::Bad;
+use crate::bundle::{Bad, INDEX_JSON, OCI_LAYOUT};
 use crate::digest::{Digest, Hasher};
 use crate::fs::Root;
 use crate::path::TreePath;
 use crate::store::{AT_ONCE, Entry, Listed, Store, for_each};
 
+/// What keys of releases look like.
+const RELEASES: &str = "Releases are named by their digests, never by a tag: the key is \
+                        `PREFIX@sha256:…/`, as `casepack emit evalhub` writes it.";
 /// Bytes of an object that are read at once.
 const PIECE: u64 = 4 << 20;
 
@@ -50,9 +53,26 @@ pub fn fetch(
     }
     let objects = objects(store, prefix)?;
     if objects.is_empty() {
+        let place = prefix.trim_end_matches('/');
+        let tag = place.rsplit('/').next().is_some_and(|it| it.contains('@'));
+        let help = if tag {
+            RELEASES
+        } else {
+            "Correct the key; `casepack publish` prints it."
+        };
         return Err(PublishError::refused(
             format!("There are no objects below {}", store.show(prefix)),
-            "Correct the key; `casepack publish` prints it.",
+            help,
+        ));
+    }
+    let is_there = |name: &&str| TreePath::new(name).is_ok_and(|it| objects.contains_key(&it));
+    if [OCI_LAYOUT, INDEX_JSON].iter().all(is_there) {
+        return Err(PublishError::refused(
+            format!(
+                "{} is a store of releases, and no test data",
+                store.show(prefix)
+            ),
+            RELEASES,
         ));
     }
     let record = record_of(store, prefix)?;

@@ -298,6 +298,48 @@ fn casepack_as_init_image_pulls_the_release_that_a_job_names() {
     }
     assert_eq!(all, whole);
 
+    // What means a release and names none.
+    let named = key(&emitted, 0);
+    for (odd, code, says) in [
+        (
+            format!("{named}3-of-2/"),
+            2,
+            "'3-of-2' after the digest is no part",
+        ),
+        (
+            format!("{named}cases/"),
+            2,
+            "'cases' after the digest is no part",
+        ),
+        (
+            "store@sha256:12/".to_owned(),
+            2,
+            "'12' after '@sha256:' is no digest",
+        ),
+        ("store@v1/".to_owned(), 3, "PREFIX@sha256:"),
+        ("store/".to_owned(), 3, "is a store of releases"),
+    ] {
+        fs::remove_dir_all(project.path("test_data")).unwrap();
+        let (found, said) = init_container(&project, &server, &[("TEST_DATA_S3_KEY", &odd)]);
+        assert!(
+            found == code && said.contains(says),
+            "{odd}: {found} {said}"
+        );
+        assert_eq!(names("test_data"), BTreeSet::new(), "{odd}");
+    }
+    // Without the volume of the pod nobody would find what is made.
+    let missing = project.path("nowhere/test_data");
+    let env = [
+        ("TEST_DATA_S3_KEY", named.as_str()),
+        ("CASEPACK_TEST_DATA", missing.to_str().unwrap()),
+    ];
+    let (code, said) = init_container(&project, &server, &env);
+    assert!(
+        code == 3 && said.contains("mounts a volume there"),
+        "{code} {said}"
+    );
+    assert!(!missing.exists());
+
     let lost = "store@sha256:".to_owned() + &"0".repeat(64) + "/";
     let (code, said) = init_container(&project, &server, &[("TEST_DATA_S3_KEY", &lost)]);
     assert!(

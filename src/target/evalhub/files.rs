@@ -317,27 +317,39 @@ pub struct ReleaseKey<'k> {
 
 impl<'k> ReleaseKey<'k> {
     /// Reads a key as it comes from a job; `None`: it is the key of plain objects.
-    pub fn parse(key: &'k str) -> Option<Self> {
+    ///
+    /// # Errors
+    /// What is wrong with one that means a release, as it has `@sha256:`.
+    pub fn parse(key: &'k str) -> Result<Option<Self>, String> {
         let key = key.trim();
         let key = key.strip_prefix('/').unwrap_or(key);
-        let (prefix, rest) = key.rsplit_once("@sha256:")?;
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let (hex, shard) = match rest.split_once('/') {
-            None => (rest, None),
-            Some((hex, part)) => {
-                let (index, of) = part.split_once("-of-")?;
-                let (index, of) = (index.parse().ok()?, of.parse().ok()?);
-                if index == 0 || index > of {
-                    return None;
-                }
-                (hex, Some((index, of)))
-            }
+        let Some((prefix, rest)) = key.rsplit_once("@sha256:") else {
+            return Ok(None);
         };
-        Some(Self {
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (hex, part) = match rest.split_once('/') {
+            None => (rest, None),
+            Some((hex, part)) => (hex, Some(part)),
+        };
+        let Ok(release) = Digest::from_hex(hex) else {
+            return Err(format!(
+                "'{hex}' after '@sha256:' is no digest, which has 64 hexadecimal digits"
+            ));
+        };
+        let shard = part.map(|part| {
+            let numbers = part.split_once("-of-");
+            let numbers = numbers.and_then(|(at, of)| Some((at.parse().ok()?, of.parse().ok()?)));
+            numbers
+                .filter(|(index, of)| 1 <= *index && index <= of)
+                .ok_or_else(|| {
+                    format!("'{part}' after the digest is no part: they are 1-of-N to N-of-N")
+                })
+        });
+        Ok(Some(Self {
             prefix,
-            release: Digest::from_hex(hex).ok()?,
-            shard,
-        })
+            release,
+            shard: shard.transpose()?,
+        }))
     }
 }
 
@@ -360,19 +372,22 @@ mod tests {
                 release,
                 shard,
             };
-            assert_eq!(ReleaseKey::parse(&key), Some(meant.clone()));
+            assert_eq!(ReleaseKey::parse(&key), Ok(Some(meant.clone())));
             let careless = format!(" /{}", key.trim_end_matches('/'));
-            assert_eq!(ReleaseKey::parse(&careless), Some(meant));
+            assert_eq!(ReleaseKey::parse(&careless), Ok(Some(meant)));
         }
         let hex = release.hex();
-        for plain in [
-            format!("triage/{hex}/"),
-            format!("triage@sha256:{hex}/cases/"),
-            format!("triage@sha256:{hex}/0-of-2/"),
-            format!("triage@sha256:{hex}/3-of-2/"),
-            "triage@sha256:12/".to_owned(),
+        let plain = format!("triage@2026/{hex}/");
+        assert_eq!(ReleaseKey::parse(&plain), Ok(None));
+        for (odd, told) in [
+            (format!("triage@sha256:{hex}/cases/"), "'cases'"),
+            (format!("triage@sha256:{hex}/0-of-2/"), "'0-of-2'"),
+            (format!("triage@sha256:{hex}/3-of-2/"), "'3-of-2'"),
+            (format!("triage@sha256:{hex}/1-of-2/x/"), "'1-of-2/x'"),
+            ("triage@sha256:12/".to_owned(), "'12'"),
         ] {
-            assert_eq!(ReleaseKey::parse(&plain), None, "{plain}");
+            let wrong = ReleaseKey::parse(&odd).unwrap_err();
+            assert!(wrong.contains(told), "{wrong}");
         }
     }
 
