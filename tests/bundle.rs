@@ -1164,6 +1164,103 @@ fn rewrite_version(store: &Path, version: u64, writer: &str) {
     });
 }
 
+/// A dry run says what a publish would do, and leaves no output directory where none was.
+#[test]
+fn a_dry_run_leaves_nothing_that_was_not_there() {
+    let project = project_with("{prompt: Go}");
+    let before = project.tree("");
+    for more in [
+        &["new/store"][..],
+        &["new/{digest}", "--layout", "evalhub-testdata"],
+    ] {
+        let args = [&["publish", "--dry-run", "--output", "json"], more].concat();
+        let dry = project.casepack(args.iter().copied()).assert_code(0).json();
+        assert_eq!(project.tree(""), before, "{dry}");
+        let again = project
+            .casepack([&args[..], &["-o", "a/b"]].concat())
+            .assert_code(0)
+            .json();
+        assert_eq!(project.tree(""), before, "{again}");
+        let real: Vec<_> = args
+            .iter()
+            .copied()
+            .filter(|arg| *arg != "--dry-run")
+            .collect();
+        let real = project.casepack(real).assert_code(0).json();
+        for field in ["release", "tree", "uploaded", "uploaded_bytes"] {
+            assert_eq!(
+                (&dry[field], &again[field]),
+                (&real[field], &real[field]),
+                "{field}"
+            );
+        }
+        project.remove("new");
+        project.remove("dist");
+    }
+}
+
+/// What is in the place of a file of a bundle is somebody else's, and named.
+#[test]
+fn a_directory_in_the_place_of_an_object_is_told() {
+    let project = project_with("{prompt: Go}");
+    let build = ["build", "--target", "bundle"];
+    project.casepack(build).assert_code(0);
+    let some = blobs(&project.path("dist/bundle"))
+        .into_keys()
+        .next()
+        .unwrap();
+    let blob = format!("blobs/sha256/{some}");
+    project.casepack(["publish", "store"]).assert_code(0);
+    let publish = ["publish", "store", "--repair"];
+    for name in ["index.json", "oci-layout", "refs/latest.json", &blob] {
+        for (root, args) in [("dist/bundle", &build[..]), ("store", &publish[..])] {
+            let path = format!("{root}/{name}");
+            let whole = fs::read(project.path(&path)).unwrap();
+            project.remove(&path);
+            project.write(&format!("{path}/mine.txt"), "mine");
+            let told = project.casepack(args.iter().copied()).assert_code(3);
+            assert!(told.stderr.contains(name), "{told}");
+            assert!(told.stderr.contains("move it away"), "{told}");
+            assert_eq!(project.read(&format!("{path}/mine.txt")), "mine");
+            project.remove(&path);
+            project.casepack(args.iter().copied()).assert_code(0);
+            assert_eq!(fs::read(project.path(&path)).unwrap(), whole, "{path}");
+        }
+    }
+    json(&project, &["verify", "store"]);
+}
+
+#[test]
+fn what_a_damaged_ref_left_in_a_bundle_is_garbage() {
+    let project = project_with("{prompt: Go}");
+    let build = ["build", "--target", "bundle"];
+    project.casepack(build).assert_code(0);
+    project.write("dist/bundle/refs/latest.json", "{}");
+    project.write("cases/case 1/input.yaml", "question: another\n");
+    project.casepack(build).assert_code(0);
+    let fresh = project_with("{prompt: Go}");
+    fresh.write("cases/case 1/input.yaml", "question: another\n");
+    fresh.casepack(build).assert_code(0);
+    let needed = blobs(&fresh.path("dist/bundle"));
+    assert!(blobs(&project.path("dist/bundle")).len() > needed.len());
+    let gc = [
+        "gc",
+        "dist/bundle",
+        "--write",
+        "--grace",
+        "0",
+        "--keep",
+        "0",
+    ];
+    let named = json(&project, &gc);
+    assert!(named["named"].as_u64() > Some(0), "{named}");
+    json(&project, &gc);
+    assert_eq!(blobs(&project.path("dist/bundle")), needed);
+    let built = json(&project, &build);
+    assert_eq!(built["built"], serde_json::json!([]), "{built}");
+    json(&project, &["verify", "dist"]);
+}
+
 /// A pull that may not be, or can't, leaves a place as it was.
 #[test]
 fn a_pull_of_nothing_leaves_nothing() {

@@ -26,7 +26,7 @@ use super::{
     release_of_ref,
 };
 use crate::digest::{Digest, Hasher, TreeId};
-use crate::fs::{FsError, ReadError, Root, StagedDir, Stamp, write_atomic};
+use crate::fs::{FsError, ReadError, Root, StagedDir, Stamp, replace, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::tree::{self, Content, Data, Entry, Mode, Tree, id_of, listing_file, push_row};
 
@@ -1279,7 +1279,7 @@ impl Blobs {
             return fs::remove_file(from).map_err(failed("can not remove", from));
         }
         set_readable(from).map_err(failed("can not write", from))?;
-        fs::rename(from, &path).map_err(failed("can not write", &path))?;
+        replace(from, &path).map_err(refused("can not write"))?;
         self.count(blob);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Context;
-use super::args::{Publish, PublishLayout};
+use super::args::{Destination, Publish, PublishLayout};
 use super::build;
 use super::exit::Exit;
 use super::input::{self, Loaded};
@@ -16,6 +16,7 @@ use super::ui::{Progress, count, size};
 use crate::bundle::{RefName, Release};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
+use crate::fs::{FsError, StagedDir, sweep_stale};
 use crate::plan::Summary;
 use crate::publish::{PublishError, Push, Pushed, Remote, Which, push};
 use crate::store::{Directory, Store};
@@ -40,10 +41,10 @@ pub(super) fn run(args: &Publish, context: &Context) -> Outcome {
         Ok(store) => store,
         Err((exit, failure)) => return Outcome::of(diags).failed(exit, failure),
     };
-    let from = match &args.publishing.from {
-        Some(from) => context.machine.absolute(from),
+    let (from, _place) = match &args.publishing.from {
+        Some(from) => (context.machine.absolute(from), None),
         None => match build(args, Target::Bundle, context, &mut diags) {
-            Ok(_) => built_at(args, Target::Bundle, context),
+            Ok((.., place)) => (place.of(Target::Bundle), Some(place)),
             Err(end) => return end(diags),
         },
     };
@@ -64,19 +65,61 @@ pub(super) fn run(args: &Publish, context: &Context) -> Outcome {
 /// How a publish ends that has nothing to send, with what was found.
 type End = Box<dyn FnOnce(Diagnostics) -> Outcome>;
 
-/// Builds what is to be sent, in the output directory of `target`.
+/// Where what is to be sent is built.
+struct Place {
+    destination: Destination,
+    /// What goes again with this.
+    _temp: Option<StagedDir>,
+}
+
+impl Place {
+    /// The output directory. A dry run makes none: where none is, it builds beside it, and leaves
+    /// nothing there.
+    fn new(args: &Publish, context: &Context) -> Result<Self, FsError> {
+        let mut destination = args.destination.clone();
+        destination.out = context.machine.absolute(&destination.out);
+        if !args.publishing.dry_run || destination.out.symlink_metadata().is_ok() {
+            return Ok(Self {
+                destination,
+                _temp: None,
+            });
+        }
+        let above = destination.out.ancestors().find(|dir| dir.is_dir());
+        let above = above.unwrap_or(Path::new("/"));
+        // What a dry run left that was killed; what can't be removed is in nobody's way.
+        sweep_stale(above).ok();
+        let temp = StagedDir::new(above)?;
+        temp.path().clone_into(&mut destination.out);
+        Ok(Self {
+            destination,
+            _temp: Some(temp),
+        })
+    }
+
+    /// Where the output of `target` is.
+    fn of(&self, target: Target) -> PathBuf {
+        self.destination.out.join(target.name())
+    }
+}
+
+/// Builds what is to be sent.
 fn build(
     args: &Publish,
     target: Target,
     context: &Context,
     diags: &mut Diagnostics,
-) -> Result<(Loaded, Summary), End> {
+) -> Result<(Loaded, Summary, Place), End> {
     let loaded = match input::load(&args.input, &args.packaging, context, diags) {
         Ok(Some(loaded)) => loaded,
         Ok(None) => return Err(Box::new(Outcome::of)),
         Err(failure) => return Err(Box::new(|diags| input::refused(diags, failure))),
     };
-    let built = build::build(&loaded, &[target], &args.destination, context, diags);
+    let place = Place::new(args, context).map_err(|error| -> End {
+        let help = "Check that you may write there, or build first and name that with --from.";
+        let failure = Failure::from_error(&error, help);
+        Box::new(|diags| Outcome::of(diags).failed(Exit::System, failure))
+    })?;
+    let built = build::build(&loaded, &[target], &place.destination, context, diags);
     let summary = built.map_err(|stopped| -> End { Box::new(|diags| stopped.outcome(diags)) })?;
     if summary.interrupted {
         return Err(Box::new(|diags| {
@@ -87,13 +130,7 @@ fn build(
         let failed = ids(&summary.failed);
         return Err(Box::new(|diags| Outcome::of(diags).field("failed", failed)));
     }
-    Ok((loaded, summary))
-}
-
-/// Where [`build`] puts what it builds.
-fn built_at(args: &Publish, target: Target, context: &Context) -> PathBuf {
-    let out = context.machine.absolute(&args.destination.out);
-    out.join(target.name())
+    Ok((loaded, summary, place))
 }
 
 fn send(

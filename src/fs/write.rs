@@ -40,6 +40,29 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FsError>
     staged.commit()
 }
 
+/// Puts the file at `from` in the place of whatever file or link is at `to`, on the same file system.
+///
+/// # Errors
+/// When it can't be moved; what was at `to` is still there then.
+pub fn replace(from: &Path, to: &Path) -> Result<(), FsError> {
+    std::fs::rename(from, to).map_err(|error| not_over_a_directory(to, error))
+}
+
+/// Why nothing took the place `path`: a directory there is somebody else's, whatever is in it.
+fn not_over_a_directory(path: &Path, error: io::Error) -> FsError {
+    let source = match error.kind() {
+        kind @ io::ErrorKind::IsADirectory => io::Error::new(
+            kind,
+            "a directory is in its place: move it away, or remove it",
+        ),
+        _ => error,
+    };
+    FsError {
+        path: path.to_owned(),
+        source,
+    }
+}
+
 /// A new file that is filled out of sight and then takes its place at once.
 #[derive(Debug)]
 pub struct StagedFile {
@@ -88,7 +111,7 @@ impl StagedFile {
     /// When it can't be moved; what was there is still there then.
     pub fn commit(mut self) -> Result<(), FsError> {
         rustix::fs::renameat(&self.parent, &self.temp, &self.parent, &self.name)
-            .map_err(|errno| self.failed(errno))?;
+            .map_err(|errno| not_over_a_directory(&self.path, errno.into()))?;
         // The lock was for the file that nobody else had a name for; a child that another thread is
         // starting may have the handle a little longer than we.
         rustix::fs::flock(&self.file, FlockOperation::Unlock).ok();

@@ -304,6 +304,9 @@ impl Reason {
             Self::LongKey(_) => "Use a shorter prefix, or shorter names.",
             Self::Refused(_) => "What the store says is the reason; ask whoever runs it.",
             Self::NoConditions => "Use --force when nobody else publishes under this name.",
+            Self::Read(ReadError::NotAFile | ReadError::Link) => {
+                "What is there is none of casepack's objects: move it away, or remove it."
+            }
             Self::Read(_) | Self::Io(_) => {
                 "Check that the directory can be read and written, and the space that is left."
             }

@@ -86,7 +86,8 @@ pub(crate) struct Publishing {
     /// Read what the store has of the release, and send again what is damaged
     #[arg(long, env = "CASEPACK_REPAIR", value_parser = FalseyValueParser::new())]
     pub(crate) repair: bool,
-    /// Say what would be sent, and send nothing
+    /// Say what would be sent, and send nothing; no output directory is made, and one that is there
+    /// is brought up to date
     #[arg(long, env = "CASEPACK_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub(crate) dry_run: bool,
 }

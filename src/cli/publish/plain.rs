@@ -26,6 +26,8 @@ const DIGEST: &str = "{digest}";
 struct Built {
     objects: Tree,
     dataset: Option<Digest>,
+    /// Where the objects are, when they were built for this.
+    _place: Option<super::Place>,
 }
 
 pub(super) fn run(args: &Publish, layout: Layout, context: &Context) -> Outcome {
@@ -83,11 +85,12 @@ fn built(
         return Ok(Built {
             objects: layout.objects(&tree),
             dataset: None,
+            _place: None,
         });
     }
     let target = Target::EvalHub;
-    let (loaded, summary) = super::build(args, target, context, diags)?;
-    let tree = read(&super::built_at(args, target, context))?;
+    let (loaded, summary, place) = super::build(args, target, context, diags)?;
+    let tree = read(&place.of(target))?;
     // The output may have cases of earlier builds that are not meant this time.
     let tree = tree.filter(|path| {
         let mut components = path.components();
@@ -102,6 +105,7 @@ fn built(
     Ok(Built {
         objects: layout.objects(&tree),
         dataset: summary.dataset_digest,
+        _place: Some(place),
     })
 }
 
