@@ -98,11 +98,18 @@ impl TreePath {
     /// `self/rest`. The length limit is one of inputs; a target's prefix may go beyond it.
     #[must_use]
     pub fn join(&self, rest: &Self) -> Self {
-        let mut text = String::with_capacity(self.0.len() + 1 + rest.0.len());
-        text.push_str(&self.0);
-        text.push('/');
-        text.push_str(&rest.0);
-        Self(text.into())
+        self.joining()(rest)
+    }
+
+    /// The same for many.
+    pub fn joining(&self) -> impl FnMut(&Self) -> Self + use<> {
+        let mut text = format!("{self}/");
+        let start = text.len();
+        move |rest| {
+            text.truncate(start);
+            text.push_str(&rest.0);
+            Self(text.as_str().into())
+        }
     }
 
     /// `self/name`.

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 pub use self::diff::{Diff, diff};
 pub use self::links::{Links, Seen};
-pub use self::listing::{Row, id_of, listing_file, push_row};
+pub use self::listing::{Row, id_of, listing_file, push_row, push_text};
 pub use self::materialise::{MaterialiseError, Written, materialise, materialise_linked};
 use crate::digest::{Digest, TreeId, hash_reader};
 use crate::fs::{Found, FsError, Kind, ReadError, Root, Stamp, Thing, Walk, read_open};
@@ -86,14 +86,18 @@ pub enum Data {
     /// In a file that had `stamp` when its digest was computed; checked again when it is copied.
     /// (A change within the same tick of the file system's clock as the hashing is not seen when
     /// the kernel copies; whoever verifies the copy sees it.)
-    File {
-        /// The root that it is opened through.
-        root: Arc<Root>,
-        /// Its place there.
-        path: TreePath,
-        /// Its state when it was hashed.
-        stamp: Stamp,
-    },
+    File(Arc<FileAt>),
+}
+
+/// A file that is read again when its bytes are needed.
+#[derive(Debug)]
+pub struct FileAt {
+    /// The root that it is opened through.
+    pub root: Arc<Root>,
+    /// Its place there.
+    pub path: TreePath,
+    /// Its state when it was hashed.
+    pub stamp: Stamp,
 }
 
 impl Content {
@@ -149,11 +153,11 @@ impl Content {
             known.put(&stamp, hashed.0);
             hashed
         };
-        let data = Data::File {
+        let data = Data::File(Arc::new(FileAt {
             root: Arc::clone(root),
             path: path.clone(),
             stamp,
-        };
+        }));
         Ok((mode, Self { digest, size, data }))
     }
 }
@@ -259,8 +263,9 @@ impl TreeBuilder {
     pub fn graft(&mut self, prefix: &TreePath, tree: &Tree) -> Result<(), Clash> {
         if self.clash(prefix).is_none() {
             // Nothing is there that a file of the tree could clash with.
-            let below = |(path, entry): (&TreePath, &Entry)| (prefix.join(path), entry.clone());
-            self.entries.extend(tree.iter().map(below));
+            let mut join = prefix.joining();
+            let below = tree.iter().map(|(path, entry)| (join(path), entry.clone()));
+            self.entries.extend(below);
             return Ok(());
         }
         for (path, entry) in tree.iter() {
@@ -300,6 +305,16 @@ impl Tree {
         Some(&entries.get(at.ok()?)?.1)
     }
 
+    /// Its files from the place `start` on.
+    pub fn starting_at<'a>(
+        &'a self,
+        start: &str,
+    ) -> impl ExactSizeIterator<Item = (&'a TreePath, &'a Entry)> + use<'a> {
+        let entries = &self.0.entries;
+        let start = entries.partition_point(|(path, _)| path.as_str() < start);
+        entries[start..].iter().map(|(path, entry)| (path, entry))
+    }
+
     /// How many files it has.
     pub fn len(&self) -> usize {
         self.0.entries.len()
@@ -325,12 +340,9 @@ impl Tree {
     /// The files below `prefix`, which is taken off.
     #[must_use]
     pub fn below(&self, prefix: &TreePath) -> Self {
-        let below = format!("{prefix}/");
-        let entries = &self.0.entries;
-        let start = entries.partition_point(|(path, _)| path.as_str() < below.as_str());
-        let kept = entries.iter().skip(start);
+        let below = self.starting_at(&format!("{prefix}/"));
         let kept =
-            kept.map_while(|(path, entry)| Some((path.strip_prefix(prefix)?, entry.clone())));
+            below.map_while(|(path, entry)| Some((path.strip_prefix(prefix)?, entry.clone())));
         Self(Arc::new(kept.collect()))
     }
 

@@ -12,6 +12,7 @@ use super::catalog::{Mount, Placement};
 use super::{cuts, json, limits};
 use crate::digest::Digest;
 use crate::path::CaseId;
+use crate::tree::push_text;
 
 /// Bytes past which a shard may end.
 const SHARD_MIN: u64 = 64 << 10;
@@ -141,7 +142,7 @@ pub(super) fn text(
         out.extend_from_slice(b",\"groups\":[");
         out.extend_from_slice(used.join(",").as_bytes());
         out.extend_from_slice(b"],\"id\":");
-        json::push_text(&mut out, case.id.as_str());
+        push_text(&mut out, case.id.as_str());
         if let Some(placement) = case.placement {
             push_placement(&mut out, placement);
         }
@@ -177,12 +178,12 @@ fn push_placement(out: &mut Vec<u8>, placement: &Placement) {
     out.extend_from_slice(format!("\"harbor\":\"{}\"", placement.harbor.hex()).as_bytes());
     if let Some(path) = &placement.listing {
         out.extend_from_slice(b",\"listing\":");
-        json::push_text(out, path.as_str());
+        push_text(out, path.as_str());
     }
     out.extend_from_slice(b",\"name\":");
-    json::push_text(out, placement.name.as_str());
+    push_text(out, placement.name.as_str());
     out.extend_from_slice(b",\"task\":");
-    json::push_text(out, &placement.task);
+    push_text(out, &placement.task);
     if let Some(mount) = &placement.workspace {
         out.extend_from_slice(b",\"workspace\":");
         push_mount(out, mount);
@@ -192,14 +193,14 @@ fn push_placement(out: &mut Vec<u8>, placement: &Placement) {
 
 fn push_mount(out: &mut Vec<u8>, mount: &Mount) {
     out.extend_from_slice(b"{\"at\":");
-    json::push_text(out, mount.at.as_str());
+    push_text(out, mount.at.as_str());
     if !mount.without.is_empty() {
         out.extend_from_slice(b",\"without\":[");
         for (at, path) in mount.without.iter().enumerate() {
             if at > 0 {
                 out.push(b',');
             }
-            json::push_text(out, path.as_str());
+            push_text(out, path.as_str());
         }
         out.push(b']');
     }

@@ -18,12 +18,6 @@ pub(super) fn from_slice<T: DeserializeOwned>(bytes: &[u8], object: &str) -> Res
         .map_err(|error| Bad::new(object, format!("can't be read: {error}")))
 }
 
-/// Appends `text` as a JSON string.
-pub(super) fn push_text(out: &mut Vec<u8>, text: &str) {
-    // Proof: writing text to memory does not fail.
-    serde_json::to_writer(&mut *out, text).unwrap_or_default();
-}
-
 /// The length of `text` as a JSON string.
 pub(super) fn text_len(text: &str) -> usize {
     let escapes: usize = text

@@ -26,9 +26,9 @@ use super::{
     release_of_ref,
 };
 use crate::digest::{Digest, Hasher, TreeId};
-use crate::fs::{FsError, ReadError, Root, StagedDir, Stamp, replace, write_atomic};
+use crate::fs::{FsError, ReadError, StagedDir, Stamp, replace, write_atomic};
 use crate::path::{CaseId, TreePath};
-use crate::tree::{self, Content, Data, Entry, Mode, Tree, id_of, listing_file, push_row};
+use crate::tree::{self, Content, Data, Entry, FileAt, Mode, Tree, id_of, listing_file, push_row};
 
 /// What made packs and shards: those of another writer are not taken over, since they may have
 /// other bytes.
@@ -179,7 +179,7 @@ enum Source {
     /// In the spool, from this byte on.
     Spool(u64),
     /// In a file.
-    File(Box<(Arc<Root>, TreePath, Stamp)>),
+    File(Arc<FileAt>),
     /// In the earlier release.
     Previous,
 }
@@ -498,7 +498,7 @@ impl<'a> Split<'a> {
                 && content.size == text.len() as u64
                 && match &content.data {
                     Data::Bytes(bytes) => **bytes == *text,
-                    Data::File { .. } => content.digest == Digest::of(text),
+                    Data::File(_) => content.digest == Digest::of(text),
                 }
         };
         let same = if let Some(known) = package.listing {
@@ -532,8 +532,8 @@ impl Mount {
 fn common<'a>(package: &'a Tree, at: &str, view: &Tree) -> (Vec<&'a TreePath>, BTreeSet<TreePath>) {
     let below = |path: &'a TreePath| path.as_str().strip_prefix(at)?.strip_prefix('/');
     let mut there = package
-        .iter()
-        .filter_map(|(place, entry)| Some((below(place)?, place, entry)))
+        .starting_at(&format!("{at}/"))
+        .map_while(|(place, entry)| Some((below(place)?, place, entry)))
         .peekable();
     let (mut found, mut missing) = (Vec::new(), BTreeSet::new());
     for (path, entry) in view.iter() {
@@ -617,9 +617,7 @@ impl State {
                 self.spooled += bytes.len() as u64;
                 Source::Spool(at)
             }
-            Data::File { root, path, stamp } => {
-                Source::File(Box::new((Arc::clone(root), path.clone(), *stamp)))
-            }
+            Data::File(at) => Source::File(Arc::clone(at)),
         };
         Ok(self.new_content(content.digest, content.size, source))
     }
@@ -1116,7 +1114,7 @@ impl Reader<'_> {
                     .map_err(failed("can not read", Path::new("the temporary file")))?;
             }
             Source::File(file) => {
-                let (root, path, stamp) = &**file;
+                let FileAt { root, path, stamp } = &**file;
                 let why = |error: ReadError| PackError::Source {
                     path: root.absolute(Some(path)),
                     why: error.to_string(),
@@ -1151,7 +1149,7 @@ fn changed(state: &State, content: u32) -> PackError {
     let why = "it changed while it was read".to_owned();
     match &row.source {
         Source::File(file) => PackError::Source {
-            path: file.0.absolute(Some(&file.1)),
+            path: file.root.absolute(Some(&file.path)),
             why,
         },
         Source::Spool(_) => PackError::Source {

@@ -21,7 +21,7 @@ use crate::event::{Event, Observer, Stage};
 use crate::path::TreePath;
 use crate::store::{AT_ONCE, Body, Etag, Expected, Listed, Reason, Store, Swap, for_each};
 use crate::target::evalhub::Layout;
-use crate::tree::{Content, Data, Mode, Tree};
+use crate::tree::{Content, Data, FileAt, Mode, Tree};
 
 const SCHEMA: &str = "casepack.plain.v1";
 /// Where records are, beside the prefixes.
@@ -492,7 +492,8 @@ impl Work<'_> {
         let store = self.plain.store;
         match &content.data {
             Data::Bytes(bytes) => Ok(store.put(&place, Body::Bytes(bytes), &content.digest)?),
-            Data::File { root, path, stamp } => {
+            Data::File(at) => {
+                let FileAt { root, path, stamp } = &**at;
                 let bad =
                     |why: String| Bad::new(root.absolute(Some(path)).display().to_string(), why);
                 let (file, now) = root

@@ -937,7 +937,7 @@ impl Work<'_> {
         let entry = TreePath::new(name).ok().and_then(|name| tree.get(&name));
         let says = entry.is_some_and(|entry| match &entry.content.data {
             Data::Bytes(bytes) => bytes.starts_with(b"#!/"),
-            Data::File { .. } => false,
+            Data::File(_) => false,
         });
         // Without a sandbox a file that was just written may be open in a process that another
         // thread is starting, so that it can't be executed yet; the shell takes its time.

@@ -193,8 +193,8 @@ impl Changes<'_> {
 fn bytes_of(content: &Content) -> Option<Vec<u8>> {
     match &content.data {
         Data::Bytes(bytes) => Some(bytes.to_vec()),
-        Data::File { root, path, .. } => {
-            let (bytes, _) = root.read(path, TEXT_MAX).ok()?;
+        Data::File(at) => {
+            let (bytes, _) = at.root.read(&at.path, TEXT_MAX).ok()?;
             Some(bytes)
         }
     }

@@ -389,8 +389,8 @@ fn read_text(tree: &Tree, path: &str) -> Result<String, Unusable> {
         .ok_or_else(|| broken(format!("{path} is missing")))?;
     let bytes = match &entry.content.data {
         Data::Bytes(bytes) => bytes.to_vec(),
-        Data::File { root, path: at, .. } => {
-            let read = root.read(at, TEXT_MAX);
+        Data::File(at) => {
+            let read = at.root.read(&at.path, TEXT_MAX);
             let (bytes, _) =
                 read.map_err(|error| broken(format!("{path} can not be read: {error}")))?;
             bytes

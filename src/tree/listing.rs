@@ -1,5 +1,7 @@
 //! What a tree has, without the bytes: its digest, and a text that a package can carry.
 
+use std::io::Write as _;
+
 use super::{Entry, Mode};
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::path::TreePath;
@@ -62,11 +64,26 @@ pub fn listing_file<'a, R: Into<Row<'a>>>(rows: impl IntoIterator<Item = R>) -> 
 /// `["path","mode","hex",size]`
 pub fn push_row(out: &mut Vec<u8>, row: Row<'_>) {
     out.push(b'[');
-    // Proof: writing text to memory does not fail.
-    serde_json::to_writer(&mut *out, row.path.as_str()).unwrap_or_default();
+    push_text(out, row.path.as_str());
     out.extend_from_slice(b",\"");
     out.extend_from_slice(row.mode.letter().as_bytes());
     out.extend_from_slice(b"\",\"");
     out.extend_from_slice(&row.digest.hex_digits());
-    out.extend_from_slice(format!("\",{}]", row.size).as_bytes());
+    out.extend_from_slice(b"\",");
+    // Proof: writing a number to memory does not fail.
+    write!(out, "{}]", row.size).unwrap_or_default();
+}
+
+/// Appends `text` as a JSON string.
+pub fn push_text(out: &mut Vec<u8>, text: &str) {
+    let plain = |byte: u8| byte >= b' ' && byte != b'"' && byte != b'\\';
+    if text.bytes().all(plain) {
+        // As most are; the library looks at each byte by itself.
+        out.push(b'"');
+        out.extend_from_slice(text.as_bytes());
+        out.push(b'"');
+    } else {
+        // Proof: writing text to memory does not fail.
+        serde_json::to_writer(out, text).unwrap_or_default();
+    }
 }

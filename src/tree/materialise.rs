@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode as Permissions, OFlags};
 use rustix::io::Errno;
 
-use super::{Content, Data, Links, Mode, Tree};
+use super::{Content, Data, FileAt, Links, Mode, Tree};
 use crate::digest::Hasher;
 use crate::fs::{ReadError, Stamp, open_below, write_all};
 use crate::path::TreePath;
@@ -207,9 +207,13 @@ fn fill(file: &OwnedFd, path: &TreePath, content: &Content) -> Result<(), Materi
         path: path.clone(),
         source,
     };
-    let (root, at, stamp) = match &content.data {
+    let FileAt {
+        root,
+        path: at,
+        stamp,
+    } = match &content.data {
         Data::Bytes(bytes) => return write_all(file, bytes).map_err(write),
-        Data::File { root, path, stamp } => (root, path, stamp),
+        Data::File(at) => &**at,
     };
     let (from, before) = root.open_file(at).map_err(source)?;
     if before != *stamp {
@@ -333,7 +337,7 @@ mod tests {
     /// A tree of one file at `d/f` that stays on the disk at `source`.
     fn tree_of(root: &Arc<Root>, source: &str) -> Tree {
         let (mode, content) = Content::from_file(root, &TreePath::new(source).unwrap(), 0).unwrap();
-        assert!(matches!(content.data, Data::File { .. }));
+        assert!(matches!(content.data, Data::File(_)));
         let mut builder = TreeBuilder::new();
         builder
             .insert(TreePath::new("d/f").unwrap(), mode, content)

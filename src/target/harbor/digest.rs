@@ -160,19 +160,25 @@ fn load(path: &TreePath, entry: &Entry, dialect: Dialect) -> Result<Rules, Diges
 
 /// The `.harborignore` files of a task, by the directory that they lie in (harbor.md 6.2). Like
 /// Harbor, a bad one only matters when something lies beside it that could be ignored.
-struct HarborIgnore(BTreeMap<String, Result<Rules, DigestError>>);
+struct HarborIgnore {
+    /// Whether anything at all is called so.
+    named: bool,
+    files: BTreeMap<String, Result<Rules, DigestError>>,
+}
 
 impl HarborIgnore {
     fn load(tree: &Tree) -> Self {
-        let mut files = BTreeMap::new();
+        let (mut named, mut files) = (false, BTreeMap::new());
         for (path, entry) in tree.iter() {
-            if !path.as_str().contains(HARBORIGNORE) {
+            let mut dots = path.as_str().match_indices('.');
+            if !dots.any(|(at, _)| path.as_str()[at..].starts_with(HARBORIGNORE)) {
                 continue;
             }
             let names: Vec<&str> = path.components().collect();
             let Some(at) = names.iter().position(|name| *name == HARBORIGNORE) else {
                 continue;
             };
+            named = true;
             if in_scope(&names[..at]) {
                 let rules = if at + 1 == names.len() {
                     load(path, entry, Dialect::Harbor)
@@ -182,19 +188,18 @@ impl HarborIgnore {
                 files.insert(names[..at].join("/"), rules);
             }
         }
-        Self(files)
+        Self { named, files }
     }
 
     /// Whether the file at `path` is left out. The rules of a directory hold for what is below it;
     /// of several files the innermost one with an opinion decides, for each directory on the way
     /// and for the file itself; what is below an excluded directory can't come back.
     fn excludes(&self, path: &TreePath) -> Result<bool, DigestError> {
-        let mut names = path.as_str().as_bytes().split(|byte| *byte == b'/');
-        let own = names.position(|name| name == HARBORIGNORE.as_bytes());
-        if self.0.is_empty() {
-            return Ok(own.is_some());
+        if !self.named {
+            return Ok(false);
         }
         let parts: Vec<&str> = path.components().collect();
+        let own = parts.iter().position(|name| *name == HARBORIGNORE);
         for length in 2..=own.unwrap_or(parts.len()) {
             let mut here = parts[..length].join("/");
             if length < parts.len() {
@@ -203,7 +208,7 @@ impl HarborIgnore {
             let mut excluded = false;
             for above in 1..length {
                 let dir = parts[..above].join("/");
-                let Some(rules) = self.0.get(&dir) else {
+                let Some(rules) = self.files.get(&dir) else {
                     continue;
                 };
                 let rules = rules.as_ref().map_err(Clone::clone)?;
