@@ -13,7 +13,7 @@ use casepack::path::{CaseId, TreePath};
 use casepack::publish::{
     Chosen, Layout, PublishError, Pull, Pulled, Push, Pushed, Remote, Which, pull, push,
 };
-use casepack::store::{S3, S3Settings, Store, for_each};
+use casepack::store::{AT_ONCE, S3, S3Settings, Store, for_each};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -412,6 +412,58 @@ fn an_interrupt_ends_what_waits_for_the_store() {
         let told = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), Some(130), "{args:?}: {told}");
         local.assert_whole("out");
+        run(&local, &server, args).assert_code(0);
+    }
+    assert_eq!(local.assert_whole("out"), local.cases.len());
+}
+
+/// What a store refuses once is not asked of it for every object: the first refusal ends the work,
+/// and what is in place is whole.
+#[test]
+fn the_first_refusal_of_a_store_ends_the_work() {
+    let server = S3Server::start();
+    let mut cases = many(24);
+    for (at, case) in cases.values_mut().enumerate() {
+        let noise = noise(at as u64, 1 << 20);
+        case.workspace.insert("noise".to_owned(), noise);
+    }
+    let local = Local::new(cases);
+    let url = format!("s3://{BUCKET}/store");
+    let plain = format!("s3://{BUCKET}/plain");
+    for at in 0..200 {
+        let name = format!("files/cases/case-{at:03}/input.yaml");
+        local.project.write(&name, format!("number: {at}\n"));
+    }
+    let release = ["publish", &url, "--from", "bundle"];
+    let pull = ["pull", &url, "-o", "out"];
+    let verify = ["verify", &url];
+    let files = [
+        "publish",
+        &plain,
+        "--from",
+        "files",
+        "--layout",
+        "agent-eval-s3",
+    ];
+    for (args, request, pass) in [
+        (&release[..], "PUT /bucket/store/blobs/", 2),
+        (&files[..], "PUT /bucket/plain/", 30),
+        (&pull[..], "GET /bucket/store/blobs/", 14),
+        (&verify[..], "GET /bucket/store/blobs/", 3),
+    ] {
+        let proxy = Proxy::before(server.endpoint());
+        let denied = proxy.deny(request, pass);
+        let child = start(&local, &server, &proxy, args);
+        let ended = child.wait_with_output().unwrap();
+        let told = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(3), "{args:?}: {told}");
+        assert!(told.contains("access is denied"), "{args:?}: {told}");
+        // Those that were under way, of hundreds; large objects go in several requests.
+        let denied = denied.try_iter().count();
+        let most = if args == files { AT_ONCE } else { 4 * AT_ONCE };
+        assert!((1..=most).contains(&denied), "{args:?}: {denied}");
+        let whole = local.assert_whole("out");
+        assert!(args[0] != "pull" || whole < local.cases.len());
         run(&local, &server, args).assert_code(0);
     }
     assert_eq!(local.assert_whole("out"), local.cases.len());

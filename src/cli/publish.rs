@@ -115,8 +115,12 @@ fn build(
         Err(failure) => return Err(Box::new(|diags| input::refused(diags, failure))),
     };
     let place = Place::new(args, context).map_err(|error| -> End {
+        let message = format!("Can not build in a directory in {}", error.path.display());
         let help = "Check that you may write there, or build first and name that with --from.";
-        let failure = Failure::from_error(&error, help);
+        let failure = Failure {
+            causes: vec![error.source.to_string()],
+            ..Failure::new(message, help)
+        };
         Box::new(|diags| Outcome::of(diags).failed(Exit::System, failure))
     })?;
     let built = build::build(&loaded, &[target], &place.destination, context, diags);

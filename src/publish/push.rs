@@ -408,7 +408,12 @@ fn index_has(
 ) -> Result<bool, PublishError> {
     let object = match store.get(&key(INDEX_JSON)?, 64 << 20) {
         // There or not: it has to be written.
-        Err(error) if matches!(*error.reason, Reason::NotFound | Reason::DamagedOnTheWay(_)) => {
+        Err(error)
+            if matches!(
+                *error.reason,
+                Reason::NotFound | Reason::TooLarge { .. } | Reason::DamagedOnTheWay(_)
+            ) =>
+        {
             return Ok(false);
         }
         object => object?,

@@ -46,11 +46,36 @@ struct Shared {
     faults: Mutex<VecDeque<Option<Fault>>>,
     /// Faults that took place.
     done: Mutex<Vec<Fault>>,
-    /// A request that begins like this never reaches the server.
-    held: Mutex<Option<String>>,
-    /// Told when one was held.
-    tell: Mutex<Option<Sender<()>>>,
+    /// Requests that never reach the server.
+    caught: Mutex<Option<Caught>>,
     stopped: AtomicBool,
+}
+
+/// What is done with requests that begin like one.
+#[derive(Debug)]
+struct Caught {
+    request: String,
+    /// So many of them still pass.
+    pass: usize,
+    /// Whether the others are refused; else they have no answer.
+    deny: bool,
+    /// Told of each that does not pass.
+    tell: Sender<()>,
+}
+
+/// Refuses a request.
+fn deny_it(mut client: TcpStream) -> io::Result<()> {
+    let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\
+                <Error><Code>AccessDenied</Code><Message>Not you.</Message></Error>";
+    write!(
+        client,
+        "HTTP/1.1 403 Forbidden\r\ncontent-type: application/xml\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n{body}",
+        body.len()
+    )?;
+    client.shutdown(Shutdown::Write)?;
+    // What the client still sends is taken, or it would see a reset instead of the answer.
+    io::copy(&mut client, &mut io::sink()).map(drop)
 }
 
 impl Proxy {
@@ -63,8 +88,7 @@ impl Proxy {
             server: server.parse().expect("an address"),
             faults: Mutex::default(),
             done: Mutex::default(),
-            held: Mutex::default(),
-            tell: Mutex::default(),
+            caught: Mutex::default(),
             stopped: AtomicBool::new(false),
         });
         thread::spawn({
@@ -104,9 +128,23 @@ impl Proxy {
     /// From now on a request that begins like `request`, `METHOD /PATH`, does not reach the server,
     /// and has no answer. What comes back is told of each.
     pub(crate) fn hold(&self, request: &str) -> Receiver<()> {
+        self.catch(request, 0, false)
+    }
+
+    /// From now on a request that begins like `request` is answered by 403, `AccessDenied`, when
+    /// `pass` of them have reached the server. What comes back is told of each.
+    pub(crate) fn deny(&self, request: &str, pass: usize) -> Receiver<()> {
+        self.catch(request, pass, true)
+    }
+
+    fn catch(&self, request: &str, pass: usize, deny: bool) -> Receiver<()> {
         let (tell, told) = channel();
-        *lock(&self.shared.held) = Some(request.to_owned());
-        *lock(&self.shared.tell) = Some(tell);
+        *lock(&self.shared.caught) = Some(Caught {
+            request: request.to_owned(),
+            pass,
+            deny,
+            tell,
+        });
         told
     }
 
@@ -167,11 +205,11 @@ impl Shared {
                 return to.shutdown(Shutdown::Write);
             }
             let bytes = &mut buffer[..read];
-            let is_held =
-                |request: &String| way == Way::Up && bytes.starts_with(request.as_bytes());
-            if lock(&self.held).as_ref().is_some_and(is_held) {
-                if let Some(tell) = &*lock(&self.tell) {
-                    tell.send(()).ok();
+            if way == Way::Up
+                && let Some(deny) = self.catches(bytes)
+            {
+                if deny {
+                    return deny_it(from);
                 }
                 self.wait();
                 return Ok(());
@@ -205,6 +243,21 @@ impl Shared {
             to.write_all(bytes)?;
             carried += read;
         }
+    }
+
+    /// Whether a request that begins with these bytes is caught: whether it is denied, then.
+    fn catches(&self, bytes: &[u8]) -> Option<bool> {
+        let mut caught = lock(&self.caught);
+        let caught = caught.as_mut()?;
+        if !bytes.starts_with(caught.request.as_bytes()) {
+            return None;
+        }
+        if caught.pass > 0 {
+            caught.pass -= 1;
+            return None;
+        }
+        caught.tell.send(()).ok();
+        Some(caught.deny)
     }
 
     /// Waits for the end of the proxy.
