@@ -269,6 +269,27 @@ fn only_changes_are_sent_and_only_ours_is_removed() {
 }
 
 #[test]
+fn a_file_that_became_a_directory_is_sent_to_a_server_that_keeps_files() {
+    let project = project(true);
+    let server = S3Server::start();
+    let dest = format!("s3://{BUCKET}/data/triage");
+    let args = ["--layout", "evalhub-testdata"];
+    project.write("cases/case-001/more.md", "a file\n");
+    published(&project, &server, &dest, &args);
+    project.remove("cases/case-001/more.md");
+    project.write("cases/case-001/more.md/inner.md", "in a directory\n");
+    let done = published(&project, &server, &dest, &args);
+    assert_eq!(
+        (&done["uploaded"], &done["removed"]),
+        (&1.into(), &1.into())
+    );
+    assert_eq!(
+        test_data(&server, "data/triage/"),
+        files(&project.path("dist/evalhub"))
+    );
+}
+
+#[test]
 fn what_is_in_the_way_is_overwritten_only_by_force() {
     let project = project(true);
     let server = S3Server::start();

@@ -412,8 +412,9 @@ impl Work<'_> {
         self.missing.is_empty() && self.stale.is_empty()
     }
 
-    /// Does it: announces in the record what may change, writes what is missing (the config last,
-    /// so that a job that looks for it finds its cases), removes what is stale, and records it.
+    /// Does it: announces in the record what may change, removes what is stale and in the way of
+    /// what is missing, writes that (the config last, so that a job that looks for it finds its
+    /// cases), removes what else is stale, and records it.
     ///
     /// # Errors
     /// When the store fails, a file was changed since it was built, or another publisher is at
@@ -430,13 +431,41 @@ impl Work<'_> {
             at = Some(self.write_record(&self.record(self.kept.clone(), pending), at.as_ref())?);
         }
         let mut etags = self.kept.clone();
+        let (first, last): (Vec<&TreePath>, Vec<&TreePath>) =
+            self.stale.iter().partition(|path| self.is_in_the_way(path));
+        self.remove(first)?;
         etags.extend(self.upload(pushed.uploaded_bytes, observer)?);
-        for_each(&self.stale, AT_ONCE, |path| {
-            self.go_on()?;
-            Ok::<_, PublishError>(self.plain.store.delete(&self.key(path)?)?)
-        })?;
+        self.remove(last)?;
         self.write_record(&self.record(etags, BTreeSet::new()), at.as_ref())?;
         Ok(pushed)
+    }
+
+    /// Whether a server that keeps objects as files has no room for all that is missing beside
+    /// `stale`: a file was made a directory, or a directory a file.
+    fn is_in_the_way(&self, stale: &TreePath) -> bool {
+        let text = stale.as_str();
+        let mut above = text
+            .match_indices('/')
+            .filter_map(|(end, _)| text.get(..end));
+        let below = format!("{text}/");
+        let from = self
+            .missing
+            .partition_point(|path| path.as_str() < below.as_str());
+        self.missing
+            .get(from)
+            .is_some_and(|path| path.as_str().starts_with(&below))
+            || above.any(|dir| {
+                self.missing
+                    .binary_search_by(|path| path.as_str().cmp(dir))
+                    .is_ok()
+            })
+    }
+
+    fn remove(&self, stale: Vec<&TreePath>) -> Result<(), PublishError> {
+        for_each(stale, AT_ONCE, |path| {
+            self.go_on()?;
+            Ok(self.plain.store.delete(&self.key(path)?)?)
+        })
     }
 
     fn go_on(&self) -> Result<(), PublishError> {
