@@ -660,7 +660,11 @@ fn an_index_that_is_not_what_the_refs_say_is_found() {
         }
         fs::write(project.path(&path), &whole).unwrap();
     }
-    project.casepack(["verify", "store"]).assert_code(0);
+    let whole = project.casepack(["verify", "store"]).assert_code(0);
+    assert!(!whole.stdout.contains('%'), "{whole}");
+    let part = project.casepack(["verify", "store", "--share", "0"]);
+    let part = part.assert_code(0);
+    assert!(part.stdout.contains("read (of the packs 0 %)"), "{part}");
 }
 
 #[test]

@@ -269,8 +269,9 @@ impl Reason {
                 "Check the access keys, and that they are of this server; temporary ones expire."
             }
             Self::Denied(_) => {
-                "Let these credentials read the bucket (s3:GetObject, s3:ListBucket) and, to \
-                 publish, write it (s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload)."
+                "Let these credentials (with --s3-anonymous, everybody) read the bucket \
+                 (s3:GetObject, s3:ListBucket) and, to publish, write it (s3:PutObject, \
+                 s3:DeleteObject, s3:AbortMultipartUpload)."
             }
             Self::ClockSkew(_) => "Set the clock of this machine.",
             Self::WrongRegion {

@@ -126,6 +126,9 @@ impl State {
             } => {
                 *self = Self::default();
                 self.bytes = Some((bytes, 0));
+                if objects == 0 {
+                    return None;
+                }
                 if how == How::Bars {
                     self.bar = Some(Bar::new(stage, objects));
                     return None;

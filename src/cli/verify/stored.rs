@@ -100,12 +100,16 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
     }
     let blobs = usize::try_from(checked.blobs).unwrap_or(usize::MAX);
     let text = format!(
-        "{}{}: {} in {} ({}) read, {}.\n",
+        "{}{}: {} in {} ({}) read{}, {}.\n",
         table.show(context.look.color_out),
         escape::line(&url.to_string()),
         count(blobs, "blob", "blobs"),
         count(releases.len(), "release", "releases"),
         size(checked.bytes),
+        match args.share {
+            100.. => String::new(),
+            share => format!(" (of the packs {share} %)"),
+        },
         match bad.len() {
             0 => "all as their digests say".to_owned(),
             number => count(number, "thing wrong", "things wrong"),

@@ -68,6 +68,9 @@ impl fmt::Debug for AccessKeys {
 /// Why a directory with a mounted secret can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
+    /// There is no such directory.
+    #[error("there is no directory '{dir}'", dir = .0.display())]
+    NoDirectory(PathBuf),
     /// A key that has to be there is not, or is empty.
     #[error("the secret in '{dir}' has no '{key}'", dir = dir.display())]
     Missing {
@@ -114,8 +117,12 @@ impl S3Settings {
     /// ../spec/evalhub.md 2) and those of the AWS tools.
     ///
     /// # Errors
-    /// When a file can't be read or one of the two access keys is missing.
+    /// When there is no such directory, a file can't be read, or one of the two access keys is
+    /// missing.
     pub fn from_secret_dir(dir: &Path) -> Result<Self, SecretError> {
+        if !dir.is_dir() {
+            return Err(SecretError::NoDirectory(dir.to_owned()));
+        }
         let optional = |name: &str| {
             let path = dir.join(name);
             let read = || {
@@ -189,6 +196,8 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(temp.path().join(name), text).unwrap();
         write("AWS_ACCESS_KEY_ID", "GK1\n");
+        let nowhere = S3Settings::from_secret_dir(&temp.path().join("no")).unwrap_err();
+        assert!(nowhere.to_string().contains("no directory"), "{nowhere}");
         let missing = S3Settings::from_secret_dir(temp.path()).unwrap_err();
         assert!(
             missing.to_string().contains("AWS_SECRET_ACCESS_KEY"),
