@@ -67,6 +67,22 @@ fn report(project: &Project, args: &[&str]) -> Outcome {
     project.casepack(["report"].iter().chain(args))
 }
 
+/// Checks `junit.xml` of a run as CI systems do.
+fn check_junit(project: &Project, id: &str) {
+    let schema = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/report/junit.xsd");
+    let mut command = std::process::Command::new("xmllint");
+    command.args(["--noout", "--nonet", "--huge", "--schema", schema]);
+    command.arg(project.path(format!("runs/{id}/junit.xml")));
+    match command.output() {
+        Ok(told) => assert!(
+            told.status.success(),
+            "{}",
+            String::from_utf8_lossy(&told.stderr)
+        ),
+        Err(error) => println!("not checked by the schema: xmllint: {error}"),
+    }
+}
+
 #[test]
 fn documents_of_a_run() {
     let project = ProjectBuilder::new().build();
@@ -80,6 +96,10 @@ fn documents_of_a_run() {
         insta::assert_snapshot!("summary.md", project.read("runs/triage/summary.md"));
     });
     assert_eq!(before, project.read("runs/triage/results.json"));
+    check_junit(&project, "triage");
+    put(&project, "none", &results("none", &[]));
+    report(&project, &["none"]).assert_code(0);
+    check_junit(&project, "none");
 }
 
 #[test]
@@ -326,6 +346,7 @@ fn hostile_texts_stay_texts() {
     assert_eq!(xml.matches("</failure>").count(), 1, "{xml}");
     let allowed = |c: char| matches!(c, '\n' | '\t' | ' '..='\u{fffd}' | '\u{10000}'..);
     assert!(xml.chars().all(allowed), "{xml}");
+    check_junit(&project, "r");
     let markdown = project.read("runs/r/summary.md");
     for line in markdown.lines() {
         assert!(
@@ -334,6 +355,49 @@ fn hostile_texts_stay_texts() {
         );
         assert!(!line.contains("``"), "{line}");
     }
+}
+
+/// XML 1.0 has no way to write most control characters and what is no character at all.
+#[test]
+fn every_character_has_a_place_in_xml() {
+    let project = ProjectBuilder::new().build();
+    let edges = [
+        0x7e..0xa1,
+        0xad..0xae,
+        0x200b..0x2070,
+        0xd7ff..0xe001,
+        0xfdd0..0xfdf0,
+    ];
+    let planes = (0..=16).map(|plane| plane * 0x1_0000 + 0xfff0..plane * 0x1_0000 + 0x1_0000);
+    let starts = (1..=16).map(|plane| plane * 0x1_0000..plane * 0x1_0000 + 2);
+    let all = std::iter::once(0..0x300)
+        .chain(edges)
+        .chain(planes)
+        .chain(starts);
+    let text: String = all.flatten().filter_map(char::from_u32).collect();
+    let mut cases = Vec::new();
+    for (status, error) in [("failed", None), ("error", Some("io")), ("skipped", None)] {
+        let mut bad = case(status, status, None);
+        bad["message"] = json!(text);
+        bad["error"] = json!(error);
+        bad["judges"] = json!([{"name": text, "value": text, "rationale": text, "error": text}]);
+        project.write(&format!("runs/r/{status}/stdout.txt"), &text);
+        cases.push(bad);
+    }
+    let mut all = results("r", &cases);
+    for name in ["agent", "dataset"] {
+        all[name]["name"] = json!(text);
+    }
+    all["thresholds"] = json!([
+        {"judge": text, "rule": "min_mean", "limit": 3.5, "value": 2.0, "met": false},
+    ]);
+    put(&project, "r", &all);
+    report(&project, &["r"]).assert_code(1);
+    let xml = project.read("runs/r/junit.xml");
+    // Production 2 of XML 1.0.
+    let allowed = |c: char| matches!(c, '\t' | '\n' | '\r' | ' '..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..);
+    assert!(xml.chars().all(allowed));
+    check_junit(&project, "r");
 }
 
 /// A browser shows the page, runs its own script, and nothing that a run brought.
