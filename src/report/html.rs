@@ -243,7 +243,7 @@ fn compared(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
         writeln!(
             to,
             "<tr><td><span class=\"badge {word}\">{word}</span></td><td class=\"id\">{case}</td>\
-             <td>{}</td><td>{}</td></tr>",
+             <td class=\"o\">{}</td><td class=\"o\">{}</td></tr>",
             outcome(it.before),
             outcome(it.after),
         )?;
