@@ -42,6 +42,7 @@ use self::agent::Project;
 use self::case::{Runner, write_result};
 use self::cgroup::Groups;
 use self::hooks::{Around, Hooks, Told};
+use self::keeper::Sweeper;
 pub use self::keeper::{KEEP, keep};
 pub use self::known::Known;
 pub use self::packages::{Packages, find as find_packages};
@@ -327,6 +328,10 @@ pub fn run(
         total: request.packages.len(),
     });
     let scope = process::mark();
+    // Where it can not be, a run that is killed may leave what its hooks started.
+    let sweeper = (request.keeper && !runner.hooks.all.is_empty())
+        .then(Sweeper::start)
+        .and_then(Result::ok);
     let mut hooked = Vec::new();
     let cases = match around_all(&runner, Phase::BeforeAll, &scope, &mut hooked) {
         Ok(told) => {
@@ -350,6 +355,7 @@ pub fn run(
     if !runner.hooks.all.is_empty() && !process::end_scope(&scope) {
         warnings.push("A process that a hook started could not be ended.".to_owned());
     }
+    drop(sweeper);
     let mut cases = cases;
     for (case, package) in cases.iter_mut().zip(request.packages) {
         case.views.clone_from(&package.views);

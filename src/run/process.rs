@@ -35,7 +35,7 @@ const REAPING: Duration = Duration::from_secs(10);
 /// How often the stop switch is looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// This program.
-const SELF: &str = "/proc/self/exe";
+pub(super) const SELF: &str = "/proc/self/exe";
 /// The environment variable by which strays are found outside of a pid namespace.
 const MARK: &str = "CASEPACK_PROCESS";
 
@@ -246,6 +246,12 @@ pub(super) fn mark() -> String {
 /// Ends every process of a scope; whether that could be done.
 pub(super) fn end_scope(mark: &str) -> bool {
     end_marked(mark)
+}
+
+/// Ends every process of all scopes of a casepack that is gone; whether that could be done.
+pub(super) fn end_scopes(gone: Pid) -> bool {
+    let begin = format!("{MARK}={gone}-");
+    end_all(&|variable| variable.starts_with(begin.as_bytes()))
 }
 
 /// Starts the child; gives the pipes of its output, its errors (if apart) and its status.
@@ -556,9 +562,15 @@ fn ready(fd: BorrowedFd<'_>, wait: Duration) -> bool {
 
 /// Kills every process that has the mark in its environment, until there is none.
 fn end_marked(mark: &str) -> bool {
+    let wanted = format!("{MARK}={mark}");
+    end_all(&|variable| variable == wanted.as_bytes())
+}
+
+/// Kills every process that has a variable `wanted` in its environment, until there is none.
+fn end_all(wanted: &dyn Fn(&[u8]) -> bool) -> bool {
     let until = Instant::now() + REAPING;
     loop {
-        let strays = marked(mark);
+        let strays = marked(wanted);
         if strays.is_empty() {
             return true;
         }
@@ -572,8 +584,7 @@ fn end_marked(mark: &str) -> bool {
     }
 }
 
-fn marked(mark: &str) -> Vec<Pid> {
-    let wanted = format!("{MARK}={mark}");
+fn marked(wanted: &dyn Fn(&[u8]) -> bool) -> Vec<Pid> {
     let Ok(processes) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
@@ -587,11 +598,7 @@ fn marked(mark: &str) -> Vec<Pid> {
         let read = File::open(process.path().join("environ"))
             .and_then(|file| file.take(1 << 20).read_to_end(&mut environment));
         // Of a process that is only waiting to be reaped the environment is empty.
-        if read.is_ok()
-            && environment
-                .split(|&byte| byte == 0)
-                .any(|variable| variable == wanted.as_bytes())
-        {
+        if read.is_ok() && environment.split(|&byte| byte == 0).any(wanted) {
             found.extend(Pid::from_raw(pid));
         }
     }

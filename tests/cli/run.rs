@@ -273,6 +273,33 @@ fn a_second_interrupt_ends_it_at_once() {
     assert!(!project.path("runs/r/results.json").exists());
 }
 
+/// What hooks start may outlive them, but not casepack, however that ends.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_hooks_started_ends_with_casepack() {
+    for signals in [&[Signal::INT, Signal::INT][..], &[Signal::KILL]] {
+        let hooks = "hooks:\n  before_all:\n    - command: 'sleep 300 > /dev/null 2>&1 & echo $! > pid'\n  \
+                     before_each:\n    - command: 'echo $$ > $AGENT_EVAL_PROJECT_ROOT/each; sleep 301'\n";
+        let project = judged("true\n", hooks);
+        let pid = |name: &str| std::fs::read_to_string(project.path(name)).unwrap_or_default();
+        let command = run(&project, &["--run-id", "r", "-j", "1"]);
+        let child = begun(&command, || pid("each").ends_with('\n'));
+        for it in signals {
+            signal(&child, *it);
+            sleep(Duration::from_millis(50));
+        }
+        drop(child.wait_with_output().unwrap());
+        let begin = Instant::now();
+        for name in ["pid", "each"] {
+            let line = || std::fs::read(format!("/proc/{}/cmdline", pid(name).trim()));
+            while line().is_ok_and(|line| !line.is_empty()) {
+                assert!(begin.elapsed() < Duration::from_mins(1), "{name} goes on");
+                sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
 /// A project whose agent is a stand-in for `program`, found in `PATH`, that records how it was
 /// called: its arguments, its standard input and the variables that matter.
 fn stand_in(runner: &str, program: &str, output: &str) -> Project {
