@@ -364,6 +364,19 @@ impl Tree {
         dir: Option<&TreePath>,
         keep: u64,
     ) -> Result<Self, Vec<BadThing>> {
+        Self::from_dir_with(root, dir, keep, &mut |_| None)
+    }
+
+    /// As [`Tree::from_dir`], with the file that `resolve` gives (a place in `root`) for a link.
+    ///
+    /// # Errors
+    /// As there; a link is one for which `resolve` gives nothing.
+    pub fn from_dir_with(
+        root: &Arc<Root>,
+        dir: Option<&TreePath>,
+        keep: u64,
+        resolve: &mut dyn FnMut(&TreePath) -> Option<TreePath>,
+    ) -> Result<Self, Vec<BadThing>> {
         let mut builder = TreeBuilder::new();
         let mut bad = Vec::new();
         let walked = root.walk(dir, &mut |found| {
@@ -377,9 +390,10 @@ impl Tree {
                 | Found::Thing(Thing {
                     kind: Kind::Dir, ..
                 }) => {}
-                Found::Thing(Thing { path, .. }) => {
+                Found::Thing(Thing { path, kind, .. }) => {
                     let place = dir.map_or(Some(path.clone()), |dir| path.strip_prefix(dir));
-                    let read = Content::from_file(root, &path, keep);
+                    let target = (kind == Kind::Link).then(|| resolve(&path)).flatten();
+                    let read = Content::from_file(root, target.as_ref().unwrap_or(&path), keep);
                     let why = match (read, place) {
                         (Ok((mode, content)), Some(place)) => {
                             match builder.insert(place, mode, content) {

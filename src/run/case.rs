@@ -354,7 +354,12 @@ impl Runner<'_> {
                     .case(id),
             );
         }
-        for message in unheld.chain(users).chain(limits) {
+        let link = package.link.iter().map(|link| {
+            format!(
+                "What agent and verifier see of a link of the task ({link}) is a copy of its file."
+            )
+        });
+        for message in unheld.chain(users).chain(link).chain(limits) {
             self.tell(
                 Diagnostic::new(Rule::Unsupported, message)
                     .severity(Severity::Note)

@@ -34,6 +34,8 @@ pub(super) struct Package {
     pub(super) solution_env: BTreeMap<String, String>,
     /// What the agent's processes are held to, and those of a verifier that shares its environment.
     pub(super) limits: Limits,
+    /// A link of the task, for which there is a copy of its file here.
+    pub(super) link: Option<TreePath>,
     /// What it asks for that a run without containers does not give: fields of `task.toml`.
     pub(super) unheld: Vec<String>,
     /// What is done, in order.
@@ -189,7 +191,7 @@ impl Package {
                 error.source
             ))
         })?;
-        let tree = harbor::read_task(&Arc::new(root), KEEP).map_err(|bad| {
+        let (tree, links) = harbor::read_task(&Arc::new(root), KEEP).map_err(|bad| {
             let Some(bad) = bad.first() else {
                 return broken("The package can not be read");
             };
@@ -202,8 +204,8 @@ impl Package {
                 .is_some_and(|(target, own)| target.starts_with(own))
             {
                 return Unusable::Elsewhere(format!(
-                    "its {} is a link, and what is run has none; `casepack build` on the task puts \
-                     the file in its place.",
+                    "its {} is a link, and not to a file that lies in a container with it; \
+                     `casepack build` on the task puts a file in its place.",
                     bad.shown
                 ));
             }
@@ -252,7 +254,12 @@ impl Package {
                 },
             ),
             needs_python: steps.iter().any(|step| exists(&step.tests, "judge.py")),
-            digest: harbor::digest(&tree).ok(),
+            // A target's own rules would count too (harbor.md 6.2).
+            digest: harbor::digest(&tree).ok().filter(|_| {
+                let rules = |path: &TreePath| path.name() == ".harborignore";
+                links.is_empty() || !tree.iter().any(|(path, _)| rules(path))
+            }),
+            link: links.into_iter().next(),
             workdir,
             steps,
         })

@@ -1045,7 +1045,11 @@ fn a_package_with_a_link_is_refused() {
     // One that stays in the task is none of casepack's, and fine for Harbor.
     let mut world = World::new(SandboxMode::None).simple("a");
     world.agent = Agent::Nop;
-    symlink("test.sh", world.path("project/dist/harbor/a/tests/key")).unwrap();
+    symlink(
+        "../instruction.md",
+        world.path("project/dist/harbor/a/tests/key"),
+    )
+    .unwrap();
     let case = world.one();
     assert_eq!(case.status, Status::Skipped);
     assert!(case.message.unwrap().contains("tests/key is a link"));

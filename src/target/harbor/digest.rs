@@ -52,12 +52,19 @@ const GITIGNORE: &str = ".gitignore";
 const HARBORIGNORE: &str = ".harborignore";
 
 /// Reads what counts of a task directory. What else lies there (a repository, runs) is nothing to
-/// Harbor (harbor.md 2). Files over `keep` bytes stay on the disk.
+/// Harbor (harbor.md 2). Files over `keep` bytes stay on the disk. A link to a file that goes into a
+/// container with it is that file, as it is in the digest; the links are given, too.
 ///
 /// # Errors
 /// All that counts and has no place in a tree (see [`Tree::from_dir`]).
-pub fn read_task(root: &Arc<Root>, keep: u64) -> Result<Tree, Vec<BadThing>> {
+pub fn read_task(root: &Arc<Root>, keep: u64) -> Result<(Tree, Vec<TreePath>), Vec<BadThing>> {
     let mut builder = TreeBuilder::new();
+    let mut links = Vec::new();
+    let mut resolve = |path: &TreePath| {
+        let target = beside(root, path)?;
+        links.push(path.clone());
+        Some(target)
+    };
     for name in SINGLES.into_iter().chain([GITIGNORE]).chain(TREES) {
         let bad = |why: String| {
             let shown = name.to_owned();
@@ -67,7 +74,7 @@ pub fn read_task(root: &Arc<Root>, keep: u64) -> Result<Tree, Vec<BadThing>> {
         let clash = match root.stat(&path) {
             Ok(None) => continue,
             Ok(Some((Kind::Dir, _))) => {
-                let tree = Tree::from_dir(root, Some(&path), keep)?;
+                let tree = Tree::from_dir_with(root, Some(&path), keep, &mut resolve)?;
                 builder.graft(&path, &tree)
             }
             Ok(Some(_)) => {
@@ -79,7 +86,24 @@ pub fn read_task(root: &Arc<Root>, keep: u64) -> Result<Tree, Vec<BadThing>> {
         };
         clash.map_err(|clash| bad(clash.to_string()))?;
     }
-    Ok(builder.finish())
+    Ok((builder.finish(), links))
+}
+
+/// The file that the link at `path` leads to, where it is uploaded to the same place of a container:
+/// else the link leads nowhere there, and its content is for somebody else.
+fn beside(root: &Root, path: &TreePath) -> Option<TreePath> {
+    let top = root.path().canonicalize().ok()?;
+    let target = root.absolute(Some(path)).canonicalize().ok()?;
+    let target = TreePath::new(target.strip_prefix(top).ok()?.to_str()?).ok()?;
+    // `environment`, `tests`, `solution`, `steps/NAME/workdir`, …
+    let depth = if path.first() == "steps" { 3 } else { 1 };
+    let upload = |path: &TreePath| path.components().count() > depth;
+    let same = path
+        .components()
+        .take(depth)
+        .eq(target.components().take(depth));
+    let is_file = matches!(root.stat(&target), Ok(Some((Kind::File, _))));
+    (same && is_file && upload(path) && upload(&target)).then_some(target)
 }
 
 /// Harbor's own content digest of a task (harbor.md 6.1–6.3). Ignore files (`.gitignore` at the

@@ -202,6 +202,64 @@ fn of_artifacts_stays_behind_what_they_exclude() {
     assert!(!outcome.stderr.contains("artifact /work"), "{outcome}");
 }
 
+/// A link to a file that a container gets with it is that file; one that leads from the workspace to
+/// what judges is not, and nobody gets to see its content.
+#[test]
+fn links_between_files_of_a_task_are_those_files() {
+    let toml = "[environment]\ndocker_image = 'x'\n";
+    let test = "cd \"${CASEPACK_WORKDIR:-.}\"; grep -q x dir/also && . \"${0%/*}/lib.sh\" || exit";
+    let project = tasks(
+        &[("a", toml), ("b", toml), ("leak", toml), ("out", toml)],
+        test,
+    );
+    for (case, link, target) in [
+        ("a", "environment/dir/also", "../given"),
+        ("a", "tests/lib.sh", "more.sh"),
+        ("leak", "environment/key", "../tests/test.sh"),
+        ("out", "environment/key", "/etc/hostname"),
+    ] {
+        let link = project.path(format!("tasks/{case}/{link}"));
+        std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, link).unwrap();
+    }
+    project.write("tasks/b/environment/dir/also", "x\n");
+    for file in ["a/tests/more.sh", "b/tests/more.sh", "b/tests/lib.sh"] {
+        project.write(&format!("tasks/{file}"), ":\n");
+    }
+    for sandbox in sandboxes() {
+        let args = [
+            "tasks",
+            "--sandbox",
+            sandbox,
+            "--agent",
+            "nop",
+            "--output",
+            "json",
+        ];
+        let outcome = run(&project, &args).run();
+        let document = outcome.assert_code(1).json();
+        let cases = &document["cases"];
+        for case in 0..2 {
+            assert_eq!(cases[case]["status"], "passed", "{document:#}");
+        }
+        // As Harbor has it.
+        assert!(cases[0]["package_digest"].is_string());
+        assert_eq!(cases[0]["package_digest"], cases[1]["package_digest"]);
+        assert_eq!(cases[2]["status"], "skipped");
+        let message = cases[2]["message"].as_str().unwrap();
+        assert!(
+            message.contains("its environment/key is a link"),
+            "{message}"
+        );
+        assert_eq!(cases[3]["error"], "package");
+    }
+    let outcome = run(&project, &["tasks", "--case", "a", "--agent", "nop", "-v"]).run();
+    assert!(
+        outcome.stderr.contains("(environment/dir/also) is a copy"),
+        "{outcome}"
+    );
+}
+
 /// Sockets of some families reach out of a network namespace, and rings make sockets that no filter
 /// sees.
 #[test]
