@@ -1168,6 +1168,30 @@ fn rewrite_version(store: &Path, version: u64, writer: &str) {
     });
 }
 
+/// Several pulls into one place, each with its part, as the containers of one pod may do.
+#[test]
+fn pulls_at_once_share_a_destination() {
+    let cases = many(40);
+    let project = with_release(&cases);
+    publish(&project, "store", "v1");
+    for (round, layout) in ["harbor", "cases", "harbor", "cases"].iter().enumerate() {
+        let out = format!("out-{round}");
+        thread::scope(|scope| {
+            for part in 1..=8 {
+                let (project, out) = (&project, &out);
+                scope.spawn(move || {
+                    let shard = format!("{part}/8");
+                    let args = ["pull", "store", "--ref", "v1", "-o", out, "--shard", &shard];
+                    json(project, &[&args[..], &["--as", layout]].concat());
+                });
+            }
+        });
+        assert_eq!(cases_in(&project.path(&out)).len(), 40);
+        let args = ["pull", "store", "--ref", "v1", "-o", &out, "--as", layout];
+        assert_eq!(json(&project, &args)["written"], 0);
+    }
+}
+
 /// A dry run says what a publish would do, and leaves no output directory where none was.
 #[test]
 fn a_dry_run_leaves_nothing_that_was_not_there() {

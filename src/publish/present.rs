@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,12 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{PublishError, failed, refused};
 use crate::digest::{Digest, TreeId};
-use crate::fs::{Kind, Root, remove_at_once, write_atomic};
+use crate::fs::{Kind, Root, StagedDir, remove_at_once, write_atomic};
 use crate::path::{CaseId, TreePath, fold};
 use crate::plan::fingerprint::{Aids, GRANULARITY, look};
 use crate::tree::Tree;
 
 const SCHEMA: &str = "casepack.pulled.v1";
+/// How often something is tried that other pulls are in the way of.
+const TRIES: u32 = 1000;
 /// Bytes of a record that are believed to be one.
 const MAX_RECORD: u64 = 512 << 20;
 
@@ -49,16 +52,42 @@ pub(super) enum There {
     Foreign,
 }
 
-/// Directories that were made for a pull. Those that have nothing in them go again with this.
-pub(super) struct Made(Vec<PathBuf>);
+/// A directory in which one pull works. As long as it is there, nobody takes those above it for
+/// empty; when it goes, those go that were made for it and have nothing in them.
+pub(super) struct Workshop {
+    // Gone before those that it is in.
+    dir: StagedDir,
+    _made: Made,
+}
 
-impl Made {
-    /// Makes `dir`, and what is missing above it.
-    pub(super) fn new(dir: &Path) -> Result<Self, PublishError> {
-        let missing = dir.ancestors().take_while(|dir| !dir.exists());
-        let made = Self(missing.map(Path::to_owned).collect());
-        fs::create_dir_all(dir).map_err(failed("can not create", dir))?;
-        Ok(made)
+/// Directories that are removed if they are empty, the deepest first.
+struct Made(Vec<PathBuf>);
+
+impl Workshop {
+    /// A directory in `parent`, which is made where it is missing, with all above it.
+    pub(super) fn new(parent: &Path) -> Result<Self, PublishError> {
+        let missing = parent.ancestors().take_while(|dir| !dir.exists());
+        let made = Made(missing.map(Path::to_owned).collect());
+        let mut left = TRIES;
+        loop {
+            left -= 1;
+            let dir = fs::create_dir_all(parent)
+                .map_err(failed("can not create", parent))
+                .and_then(|()| {
+                    StagedDir::new(parent).map_err(refused("can not create a directory in"))
+                });
+            match dir {
+                Ok(dir) => return Ok(Self { dir, _made: made }),
+                // Another pull has ended, and taken along what was empty then.
+                Err(PublishError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound && left > 0 => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.dir.path()
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::locate::{Located, Need, locate};
-use super::present::{Made, Record, There, seen};
+use super::present::{Record, There, Workshop, seen};
 use super::remote::requests;
 use super::{Chosen, PublishError, Remote, failed, list, refused};
 use crate::bundle::{
@@ -120,9 +120,10 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         return Err(PublishError::NoCase);
     }
     let state = pull.out.join(STATE);
-    let temp = state.join("tmp");
-    let _made = Made::new(&temp)?;
-    sweep_stale(&temp).map_err(refused("can not clean"))?;
+    let shared = state.join("tmp");
+    let workshop = Workshop::new(&shared)?;
+    let temp = workshop.path().to_owned();
+    sweep_stale(&shared).map_err(refused("can not clean"))?;
     let out = Arc::new(Root::open(pull.out).map_err(refused("can not use"))?);
     let threads = rayon::ThreadPoolBuilder::new()
         .num_threads(pull.jobs.clamp(1, 256))
@@ -221,9 +222,10 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         }
     }
     record.write(&record_at)?;
+    drop(workshop);
     if pull.layout != Layout::Harbor {
         // Of another pull's, something may be in them, or be made again.
-        for dir in [&temp, &state] {
+        for dir in [&shared, &state] {
             fs::remove_dir(dir).ok();
         }
     }
