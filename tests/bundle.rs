@@ -1168,6 +1168,60 @@ fn rewrite_version(store: &Path, version: u64, writer: &str) {
     });
 }
 
+/// A pack whose frames, index and document agree, and which has another content than it says: only
+/// who reads the contents finds that out.
+#[test]
+fn a_content_that_is_another_one_is_found() {
+    let project = with_release(&many(6));
+    publish(&project, "store", "v1");
+    let store = project.path("store");
+    let blob = |digest: &Value| {
+        store
+            .join("blobs/sha256")
+            .join(&digest.as_str().unwrap()[7..])
+    };
+    let pack_again = |bytes: &[u8]| zstd::bulk::compress(bytes, 3).unwrap();
+    rewrite(&store, &|document, manifest| {
+        let shards = document["shards"].as_array().unwrap().len();
+        let pack = &mut document["packs"][0];
+        let bytes = fs::read(blob(&pack["digest"])).unwrap();
+        let at = bytes.len() - usize::try_from(pack["index"]["size"].as_u64().unwrap()).unwrap();
+        let (frame, index) = bytes.split_at(at);
+        // The first byte of the first content.
+        let mut raw = zstd::decode_all(frame).unwrap();
+        raw[512] ^= 1;
+        let altered = pack_again(&raw);
+        let line = |frame: &[u8]| {
+            let digest = Digest::of(frame).hex();
+            format!("[{},{},\"{digest}\"]", frame.len(), raw.len())
+        };
+        let index = zstd::decode_all(index).unwrap();
+        let text = String::from_utf8(index).unwrap();
+        assert!(text.contains(&line(frame)), "the pack has one frame");
+        let text = text.replace(&line(frame), &line(&altered));
+        assert_eq!(line(frame).len(), line(&altered).len());
+        let index = pack_again(text.as_bytes());
+        let whole = [altered, index.clone()].concat();
+        pack["index"]["digest"] = Digest::of(&index).to_string().into();
+        pack["index"]["size"] = index.len().into();
+        for named in [pack, &mut manifest["layers"][shards]] {
+            named["digest"] = Digest::of(&whole).to_string().into();
+            named["size"] = whole.len().into();
+        }
+        fs::write(blob(&manifest["layers"][shards]["digest"]), &whole).unwrap();
+    });
+    let told = project.casepack(["verify", "store"]).assert_code(1);
+    assert!(
+        told.stdout.contains("has other bytes than its name says"),
+        "{told}"
+    );
+    assert!(told.stdout.contains("1 thing wrong"), "{told}");
+    project
+        .casepack(["pull", "store", "--ref", "v1", "-o", "out"])
+        .assert_code(3);
+    assert_eq!(cases_in(&project.path("out")), Vec::<String>::new());
+}
+
 /// Several pulls into one place, each with its part, as the containers of one pod may do.
 #[test]
 fn pulls_at_once_share_a_destination() {
