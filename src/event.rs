@@ -11,7 +11,7 @@ use crate::path::CaseId;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Another build has the output directory; this one goes on when that has ended.
+    /// Another casepack has the output directory; this one goes on when that has ended.
     Waiting {
         /// Its process, when it says so.
         pid: Option<u32>,

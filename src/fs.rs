@@ -6,6 +6,7 @@
 //! Invariant: what is checked is what is read: opened by handle, no second look-up by name, so
 //! that files which change under our hands can make a read fail but never lead it elsewhere.
 
+mod lock;
 mod open;
 mod resolve;
 mod walk;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+pub(crate) use self::lock::lock;
 pub(crate) use self::open::below as open_below;
 pub use self::resolve::{ResolveError, Resolved, Roots};
 pub use self::walk::{DirEntry, Found, Listing, Thing, Unknown, Walk};

@@ -6,12 +6,12 @@
 //! Invariants: whatever is killed when, every ref names a whole release, and a destination has
 //! whole cases only; nothing is written outside the destination.
 
+mod destination;
 mod fetch;
 mod gc;
 mod list;
 mod locate;
 mod plain;
-mod present;
 mod pull;
 mod push;
 mod remote;
@@ -22,11 +22,12 @@ mod verify;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use self::destination::RECORD;
 pub use self::fetch::{Fetched, fetch};
 pub use self::gc::{Collected, Collection, collect};
 pub use self::list::{CaseRow, case, cases};
 pub use self::plain::{Plain, PlainPushed, Published, Work, published, survey};
-pub use self::pull::{Layout, Pull, Pulled, RECORD, pull};
+pub use self::pull::{Layout, Pull, Pulled, pull};
 pub use self::push::{Push, Pushed, push};
 pub use self::remote::{Named, Remote, Which};
 pub use self::verify::{Changes, Checked, Difference, diff, verify, verify_layout};

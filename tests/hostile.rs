@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::support::{Project, ProjectBuilder};
+use crate::support::{Project, ProjectBuilder, fifo};
 
 const CONFIG: &str = "name: demo
 dataset:
@@ -38,11 +38,6 @@ fn project() -> Project {
                 .file("solution/solve.sh", "true\n")
         })
         .build()
-}
-
-fn fifo(path: &Path) {
-    let made = Command::new("mkfifo").arg(path).status().unwrap();
-    assert!(made.success(), "{}", path.display());
 }
 
 /// Whether a file below `dir` holds the secret.

@@ -542,7 +542,7 @@ fn builds_into_one_directory_take_turns() {
     std::io::BufRead::read_line(&mut said, &mut line).unwrap();
     assert_eq!(
         line,
-        "Waiting for another build (process 4711) in this output directory\n"
+        "Waiting for another casepack (process 4711) in this output directory\n"
     );
     assert!(
         !project.path("dist/harbor").exists(),

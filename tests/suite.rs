@@ -12,6 +12,7 @@ mod architecture;
 mod bundle;
 mod cli;
 mod cluster;
+mod destination;
 mod evalhub;
 mod faults;
 mod hostile;

@@ -203,10 +203,20 @@ fn literal(globs: &[String]) -> Option<Vec<CaseId>> {
 /// Names what the agent can read in the layout of EvalHub's adapters (policy 26), and what was left.
 fn warnings(pulled: &Pulled, out: &Path) -> Diagnostics {
     let mut diags = Diagnostics::new(Levels::default());
+    if let Some(record) = &pulled.damaged {
+        let message = format!(
+            "{} is no record that casepack wrote, or was damaged: what was pulled before and is no \
+             part of this pull is not known.",
+            record.display()
+        );
+        let help =
+            "Look through the directory, or pull into a new one; the record was written anew.";
+        diags.push(Diagnostic::new(Rule::RecordDamaged, message).help(help));
+    }
     for name in &pulled.left {
         let message = format!(
-            "{} belongs to a case that the release has not, and is not as casepack pulled it; it is \
-             left.",
+            "{} was pulled before and is no part of this pull, and is not as casepack pulled it; it \
+             is left.",
             out.join(name).display()
         );
         let help = "Remove it if it is not needed.";

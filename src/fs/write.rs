@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::walk::each_name;
-use super::{FsError, Root, open};
+use super::{FsError, Kind, ReadError, Root, Stamp, open};
 use crate::path::TreePath;
 
 /// How names of unfinished things start; the process and a number follow.
@@ -196,6 +196,45 @@ impl Root {
         sweep(self.open_dir(dir)?.as_fd(), &self.absolute(dir))
     }
 
+    /// Makes the directory `dir` and those above it, mode 0755, as far as they are missing; none of
+    /// them may be a link.
+    ///
+    /// # Errors
+    /// When one can't be made, or something else is in its place.
+    pub fn make_dir(&self, dir: &TreePath) -> Result<(), FsError> {
+        self.make_dirs(dir)
+            .map(drop)
+            .map_err(|errno| self.error(Some(dir), errno))
+    }
+
+    /// Opens the regular file at `path` to read it and to write at its end; made when nothing is
+    /// there. No link is followed.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn open_to_append(&self, path: &TreePath) -> Result<File, ReadError> {
+        let flags = open::FILE | OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW;
+        let mode = Mode::from_raw_mode(0o644);
+        let file = self.in_parent(path, |dir, name| rustix::fs::openat(dir, name, flags, mode))?;
+        match Stamp::of_open(&file)? {
+            (Kind::File, _) => Ok(file.into()),
+            _ => Err(ReadError::NotAFile),
+        }
+    }
+
+    /// Removes what is at `path`, at once for whoever looks there: whoever is killed leaves all of it
+    /// or nothing. `temp` is a directory below the same root, in which it goes.
+    ///
+    /// # Errors
+    /// When it can't be moved; it is as it was then.
+    pub fn remove_at_once(&self, path: &TreePath, temp: &TreePath) -> Result<(), FsError> {
+        let grave = StagedDir::below(self, temp)?;
+        self.in_parent(path, |dir, name| {
+            rustix::fs::renameat(dir, name, grave.handle(), "gone")
+        })
+        .map_err(|errno| self.error(Some(path), errno))
+    }
+
     fn make_dirs(&self, dir: &TreePath) -> Result<OwnedFd, Errno> {
         let mode = Mode::from_raw_mode(0o755);
         let mut at = open::again(self.handle.as_fd())?;
@@ -234,6 +273,18 @@ impl StagedDir {
                 path: parent.to_owned(),
                 source: errno.into(),
             })?;
+        Self::locked(holder, parent)
+    }
+
+    /// The same in the directory `dir` of `root`, which is no link.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn below(root: &Root, dir: &TreePath) -> Result<Self, FsError> {
+        Self::locked(root.open_dir(Some(dir))?, &root.absolute(Some(dir)))
+    }
+
+    fn locked(holder: OwnedFd, parent: &Path) -> Result<Self, FsError> {
         let staged = Self::make(Arc::new(holder), parent)?;
         // A file system without locks has no sweeping either.
         rustix::fs::flock(&staged.handle, FlockOperation::LockExclusive).ok();
@@ -277,6 +328,22 @@ impl StagedDir {
     /// Where it is for now.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// It as a place to look at, whatever its name becomes.
+    ///
+    /// # Errors
+    /// When it can't be opened again.
+    pub fn root(&self) -> Result<Root, FsError> {
+        let handle = open::again(self.handle.as_fd()).map_err(|errno| FsError {
+            path: self.path.clone(),
+            source: errno.into(),
+        })?;
+        Ok(Root {
+            handle,
+            path: self.path.clone(),
+            named: self.path.clone(),
+        })
     }
 
     /// Puts it at `dest`, on the same file system. A directory that is there is exchanged for it

@@ -1,20 +1,20 @@
 //! The output directory and casepack's own files in it, `OUT/.casepack/`: made, opened without
 //! following a link, locked.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use rustix::fs::OFlags;
 
 use super::Error;
-use super::fingerprint::{self, GRANULARITY};
+use super::fingerprint;
 use crate::dataset::OUTPUT_MARK;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::event::{Event, Observer};
-use crate::fs::{FsError, write_atomic};
+use crate::fs::{FsError, lock as lock_file, write_atomic};
 
 /// Where state lies in an output directory.
 pub(super) const STATE: &str = OUTPUT_MARK;
@@ -120,35 +120,14 @@ pub(super) fn lock(
         &path,
         options.read(true).write(true).create(true).truncate(false),
     )?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            observer.on(Event::Waiting { pid: holder(&path) });
-            if !wait_for(stop, || file.try_lock()).map_err(failed("can not lock", &path))? {
-                return Ok(None);
-            }
-        }
-        Err(TryLockError::Error(error)) => return Err(failed("can not lock", &path)(error)),
+    let waiting = || observer.on(Event::Waiting { pid: holder(&path) });
+    if !lock_file(&file, false, stop, waiting).map_err(failed("can not lock", &path))? {
+        return Ok(None);
     }
     // For those who wait.
     file.set_len(0).ok();
     writeln!(file, "{}", std::process::id()).ok();
     Ok(Some(file))
-}
-
-/// Tries until there is a lock; `false` when it was stopped from outside before.
-fn wait_for(
-    stop: &AtomicBool,
-    mut lock: impl FnMut() -> Result<(), TryLockError>,
-) -> io::Result<bool> {
-    loop {
-        match lock() {
-            Ok(()) => return Ok(true),
-            Err(TryLockError::Error(error)) => return Err(error),
-            Err(TryLockError::WouldBlock) if stop.load(Ordering::Relaxed) => return Ok(false),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(GRANULARITY),
-        }
-    }
 }
 
 /// Whether outputs of a target are recorded in an output directory.
@@ -162,10 +141,8 @@ pub(super) fn is_recorded(out: &Path, target: &str) -> bool {
 pub(super) fn lock_to_look(out: &Path, stop: &AtomicBool, observer: &dyn Observer) -> Option<File> {
     let path = out.join(STATE).join("lock");
     let file = state_file(&path, OpenOptions::new().read(true)).ok()?;
-    if let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
-        observer.on(Event::Waiting { pid: holder(&path) });
-        wait_for(stop, || file.try_lock_shared()).ok()?;
-    }
+    let waiting = || observer.on(Event::Waiting { pid: holder(&path) });
+    lock_file(&file, true, stop, waiting).ok()?;
     Some(file)
 }
 

@@ -4,16 +4,16 @@
 //! under its name when every file of it was compared with its digest.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
+use super::destination::{Destination, RECORD, STATE, There};
 use super::locate::{Located, Need, locate};
-use super::present::{Record, There, Workshop, seen};
 use super::remote::requests;
 use super::{Chosen, PublishError, Remote, failed, list, refused};
 use crate::bundle::{
@@ -22,7 +22,7 @@ use crate::bundle::{
 use crate::dataset::JUDGE_FILES;
 use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
-use crate::fs::{Root, StagedDir, sweep_stale, write_atomic};
+use crate::fs::Root;
 use crate::path::{CaseId, TreePath, fold};
 use crate::store::{AT_ONCE, Slots, for_each, in_order};
 use crate::target::harbor;
@@ -42,10 +42,8 @@ const LARGE: u64 = 1 << 20;
 const STREAMS: usize = 4;
 /// Contents that several batches need stay in memory up to this size together.
 const KEEP_BYTES: u64 = 24 << 20;
-/// The directory for what is not finished in a destination; of packages also for the record.
-const STATE: &str = ".casepack";
-/// The record of other layouts, a file: adapters take every directory for a case.
-pub const RECORD: &str = ".casepack.pulled";
+/// What lists all packages, beside them.
+const DATASET_TOML: &str = "dataset.toml";
 
 /// What a case becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +62,17 @@ impl Layout {
             Self::Harbor => View::ALL.to_vec(),
             Self::Cases => vec![View::Workspace, View::Evaluation],
             Self::View(view) => vec![view],
+        }
+    }
+
+    /// The word for it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Harbor => "harbor",
+            Self::Cases => "cases",
+            Self::View(View::Workspace) => "workspace",
+            Self::View(View::Evaluation) => "evaluation",
+            Self::View(View::Task) => "task",
         }
     }
 }
@@ -103,8 +112,10 @@ pub struct Pulled {
     pub bytes: u64,
     /// Evaluation material that lies beside the workspace: path and number of cases.
     pub readable: BTreeMap<String, u64>,
-    /// What belongs to cases that the release no longer has, and was changed since it was pulled.
+    /// What was pulled before and is no part of this pull, and was changed since.
     pub left: Vec<String>,
+    /// The record of what was pulled before, when it can't be read.
+    pub damaged: Option<PathBuf>,
     /// Whether it was stopped before all were in place.
     pub interrupted: bool,
 }
@@ -119,24 +130,19 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
     if catalog.ids.is_empty() {
         return Err(PublishError::NoCase);
     }
-    let state = pull.out.join(STATE);
-    let shared = state.join("tmp");
-    let workshop = Workshop::new(&shared)?;
-    let temp = workshop.path().to_owned();
-    sweep_stale(&shared).map_err(refused("can not clean"))?;
-    let out = Arc::new(Root::open(pull.out).map_err(refused("can not use"))?);
+    let mut done = Pulled::default();
+    let Some(destination) = Destination::open(pull, observer)? else {
+        done.interrupted = true;
+        return Ok(done);
+    };
+    done.damaged = destination.damaged().map(Path::to_owned);
     let threads = rayon::ThreadPoolBuilder::new()
         .num_threads(pull.jobs.clamp(1, 256))
         .build()
         .map_err(|error| failed("can not start threads for", pull.out)(io::Error::other(error)))?;
     threads.install(|| catalog.check(pull))?;
-    let record_at = match pull.layout {
-        Layout::Harbor => state.join("pull.json"),
-        Layout::Cases | Layout::View(_) => pull.out.join(RECORD),
-    };
-    let mut record = Record::read(&record_at);
-    let mut done = Pulled::default();
-    let (todo, names) = threads.install(|| todo(pull, &catalog, &record, &out, &mut done))?;
+    let looked = threads.install(|| look(pull, &catalog, &destination, &mut done))?;
+    let Looked { todo, same, names } = looked;
     let needs = needs(&todo, &catalog)?;
     let bytes = todo
         .iter()
@@ -169,11 +175,12 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         large: Mutex::default(),
         streams: Slots::new(STREAMS),
         failed: AtomicBool::new(false),
-        temp: &temp,
-        out: &out,
+        destination: &destination,
         observer,
     };
-    let dataset = &pull.release.document.name;
+    for (name, tree) in &same {
+        destination.adopt(name, *tree)?;
+    }
     let mut fault = None;
     let moved = in_order(
         &batches,
@@ -181,7 +188,7 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         |batch| Ok((batch, work.fetch(batch)?)),
         |(batch, contents)| {
             let cases = todo.get(batch.cases.clone()).unwrap_or_default();
-            let written: Vec<Result<Option<Wrote>, PublishError>> = threads.install(|| {
+            let written: Vec<Result<Option<u64>, PublishError>> = threads.install(|| {
                 cases
                     .par_iter()
                     .map(|case| work.write(case, &contents))
@@ -190,12 +197,11 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
             let mut first = None;
             for (case, written) in cases.iter().zip(written) {
                 match written {
-                    Ok(Some(wrote)) => {
+                    Ok(Some(files)) => {
                         done.written += 1;
                         done.cases += 1;
-                        done.files += wrote.files;
+                        done.files += files;
                         done.bytes += case.bytes;
-                        record.note(&case.name, case.tree, wrote.seen, dataset);
                     }
                     Ok(None) | Err(PublishError::Stopped) => done.interrupted = true,
                     Err(error) => first = first.or(Some(error)),
@@ -215,20 +221,16 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
     let moved = fault.map_or(moved, Err);
     let all = pull.chosen.is_all(&catalog, pull);
     if moved.is_ok() && all {
-        for name in record.gone(dataset, &names) {
-            if !record.remove(&out, &name, &temp)? {
-                done.left.push(name);
-            }
+        let files = match pull.layout {
+            Layout::Harbor => &[DATASET_TOML][..],
+            Layout::Cases | Layout::View(_) => &[],
+        };
+        done.left = destination.remove_others(&names, files)?;
+        if pull.layout == Layout::Harbor {
+            destination.write(DATASET_TOML, dataset_toml(pull, &catalog)?.as_bytes())?;
         }
     }
-    record.write(&record_at)?;
-    drop(workshop);
-    if pull.layout != Layout::Harbor {
-        // Of another pull's, something may be in them, or be made again.
-        for dir in [&shared, &state] {
-            fs::remove_dir(dir).ok();
-        }
-    }
+    destination.finish()?;
     match moved {
         // Also what failed, and was not tried again since it was to stop.
         Err(_) if pull.stop.load(Ordering::Relaxed) => done.interrupted = true,
@@ -237,9 +239,6 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
     observer.on(Event::StageFinished {
         stage: Stage::Download,
     });
-    if pull.layout == Layout::Harbor && !done.interrupted && all {
-        dataset_toml(pull, &catalog)?;
-    }
     Ok(done)
 }
 
@@ -443,21 +442,29 @@ struct Todo {
     bytes: u64,
 }
 
-/// Which cases are not in place; and the folded names of all.
-fn todo(
+/// What is to be done.
+struct Looked {
+    /// Cases that are not in place.
+    todo: Vec<Todo>,
+    /// Those that are.
+    same: Vec<(CaseId, TreeId)>,
+    /// The folded names of all.
+    names: BTreeSet<String>,
+}
+
+fn look(
     pull: &Pull<'_>,
     catalog: &Catalog,
-    record: &Record,
-    out: &Arc<Root>,
+    destination: &Destination,
     done: &mut Pulled,
-) -> Result<(Vec<Todo>, BTreeSet<String>), PublishError> {
+) -> Result<Looked, PublishError> {
     let looked: Vec<(Todo, There, Vec<String>)> = catalog
         .ids
         .par_iter()
         .map(|id| {
             let composed = compose(catalog, pull.layout, id)?;
             let tree = id_of(&composed.files);
-            let there = record.there(out, &composed.name, tree, pull.force);
+            let there = destination.there(&composed.name, tree, pull.force);
             let todo = Todo {
                 id: id.clone(),
                 name: composed.name,
@@ -472,8 +479,7 @@ fn todo(
         })
         .collect::<Result<_, PublishError>>()?;
     let mut names = BTreeSet::new();
-    let mut todo = Vec::new();
-    let mut foreign = Vec::new();
+    let (mut todo, mut same, mut in_the_way) = (Vec::new(), Vec::new(), Vec::new());
     for (case, there, readable) in looked {
         let name = fold(case.name.as_str());
         if !names.insert(name.clone()) || name == STATE || name == RECORD {
@@ -487,25 +493,30 @@ fn todo(
             *done.readable.entry(path).or_default() += 1;
         }
         match there {
-            There::Same => done.cases += 1,
-            There::Foreign if !pull.force => foreign.push(case.name),
-            There::Nothing | There::Ours | There::Foreign => todo.push(case),
+            There::Same => {
+                done.cases += 1;
+                same.push((case.name, case.tree));
+            }
+            There::Foreign | There::Relaid if !pull.force => in_the_way.push((case.name, there)),
+            _ => todo.push(case),
         }
     }
-    match foreign.first() {
-        None => Ok((todo, names)),
-        Some(first) => Err(PublishError::refused(
-            format!(
-                "{} is something else, or was changed since it was pulled{}; it is left as it is",
-                pull.out.join(first.as_str()).display(),
-                match foreign.len() {
-                    1 => String::new(),
-                    more => format!(" (and {} more)", more - 1),
-                }
-            ),
-            "Pull into another directory with -o, or replace it with --force.",
-        )),
-    }
+    let Some((first, there)) = in_the_way.first() else {
+        return Ok(Looked { todo, same, names });
+    };
+    let what = match there {
+        There::Relaid => "was pulled in another layout",
+        _ => "is something else, or was changed since it was pulled",
+    };
+    let more = match in_the_way.len() {
+        1 => String::new(),
+        all => format!(" (and {} more)", all - 1),
+    };
+    let place = pull.out.join(first.as_str());
+    Err(PublishError::refused(
+        format!("{} {what}{more}; it is left as it is", place.display()),
+        "Pull into another directory with -o, or replace it with --force.",
+    ))
 }
 
 /// What the cases need.
@@ -588,16 +599,9 @@ fn shared_by_batches(batches: &[Batch], small: &BTreeMap<Digest, u64>) -> BTreeS
         .collect()
 }
 
-/// A case that is in place.
-struct Wrote {
-    files: u64,
-    /// What it looked like before it came to its place, where anybody may change it.
-    seen: Option<String>,
-}
-
 type Contents = BTreeMap<Digest, Arc<[u8]>>;
-/// Where a large content may be found, once somebody has fetched it.
-type Places = Arc<Mutex<Vec<PathBuf>>>;
+/// Where in the destination a large content may be found, once somebody has fetched it.
+type Places = Arc<Mutex<Vec<TreePath>>>;
 
 /// Everything that fetching and writing share.
 struct Work<'a> {
@@ -613,8 +617,7 @@ struct Work<'a> {
     streams: Slots,
     /// Set when a case failed: the others of its batch need not try.
     failed: AtomicBool,
-    temp: &'a Path,
-    out: &'a Arc<Root>,
+    destination: &'a Destination,
     observer: &'a dyn Observer,
 }
 
@@ -683,8 +686,8 @@ impl Work<'_> {
         self.pull.stop.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed)
     }
 
-    /// Writes a case, unless it is to stop.
-    fn write(&self, case: &Todo, contents: &Contents) -> Result<Option<Wrote>, PublishError> {
+    /// Writes a case, unless it is to stop; how many files.
+    fn write(&self, case: &Todo, contents: &Contents) -> Result<Option<u64>, PublishError> {
         if self.stopped() {
             return Ok(None);
         }
@@ -695,7 +698,7 @@ impl Work<'_> {
         written.map(Some)
     }
 
-    fn place(&self, case: &Todo, contents: &Contents) -> Result<Wrote, PublishError> {
+    fn place(&self, case: &Todo, contents: &Contents) -> Result<u64, PublishError> {
         let composed = compose(self.catalog, self.pull.layout, &case.id)?;
         let mut small = TreeBuilder::new();
         let mut large = Vec::new();
@@ -720,20 +723,17 @@ impl Work<'_> {
             }
         }
         let small: Tree = small.finish();
-        let staged = StagedDir::new(self.temp).map_err(refused("can not create a directory in"))?;
+        let (staged, place) = self.destination.staged()?;
         let dest = self.pull.out.join(case.name.as_str());
         materialise(&small, staged.handle()).map_err(|error| unwritten(error, &dest))?;
+        let root = staged.root().map_err(refused("can not read"))?;
         for file in large {
-            self.stream(file, staged.path(), &dest)?;
+            self.stream(file, &root, [&place, &case.name.to_path()])?;
         }
-        let root = Arc::new(Root::open(staged.path()).map_err(refused("can not read"))?);
-        let seen = seen(&root, None);
-        self.clear(case, &dest)?;
-        staged.commit(&dest).map_err(refused("can not write"))?;
+        self.destination.put(staged, &case.name, case.tree)?;
         let bytes = case.bytes;
         self.observer.on(Event::Transferred { objects: 1, bytes });
-        let files = composed.files.len() as u64;
-        Ok(Wrote { files, seen })
+        Ok(composed.files.len() as u64)
     }
 
     fn insert(
@@ -751,30 +751,16 @@ impl Work<'_> {
             })
     }
 
-    /// What was there and is no directory goes first; it is ours, or the user said so.
-    fn clear(&self, case: &Todo, dest: &Path) -> Result<(), PublishError> {
-        match self.out.stat(&case.name.to_path()) {
-            Ok(Some((kind, _))) if kind != crate::fs::Kind::Dir => {
-                fs::remove_file(dest).map_err(failed("can not remove", dest))
-            }
-            Ok(_) => Ok(()),
-            Err(error) => Err(refused("can not read")(error)),
-        }
-    }
-
-    /// Writes one large file below `dir`, which will be `dest`, from the store or from another place
-    /// that has it.
-    fn stream(&self, file: &Listed, dir: &Path, dest: &Path) -> Result<(), PublishError> {
-        let path = dir.join(file.path.as_str());
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(failed("can not create", parent))?;
-        }
-        let to = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(failed("can not create", &path))?;
-        set_mode(&to, file.mode).map_err(failed("can not write", &path))?;
+    /// Writes one large file below `root`, which is in the destination at the first of `at` and will
+    /// be at the second, from the store or from another place that has it.
+    fn stream(&self, file: &Listed, root: &Root, at: [&TreePath; 2]) -> Result<(), PublishError> {
+        let mode = match file.mode {
+            Mode::Regular => 0o644,
+            Mode::Executable => 0o755,
+        };
+        let staged = root.stage(&file.path, mode);
+        let staged = staged.map_err(refused("can not create"))?;
+        let path = root.absolute(Some(&file.path));
         let places = {
             let mut large = self.large.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(large.entry(file.digest).or_default())
@@ -785,10 +771,11 @@ impl Work<'_> {
             return Err(PublishError::Stopped);
         }
         for from in &*places {
-            if copy(from, &to, file).unwrap_or(false) {
-                return Ok(());
+            if copy(self.destination.root(), from, staged.file(), file).unwrap_or(false) {
+                return staged.commit().map_err(refused("can not write"));
             }
-            to.set_len(0).map_err(failed("can not write", &path))?;
+            let emptied = staged.file().set_len(0);
+            emptied.map_err(failed("can not write", &path))?;
         }
         {
             let _slot = self.streams.take();
@@ -796,15 +783,15 @@ impl Work<'_> {
             if self.stopped() {
                 return Err(PublishError::Stopped);
             }
-            self.download(file, to, &path)?;
+            self.download(file, staged.file(), &path)?;
         }
+        staged.commit().map_err(refused("can not write"))?;
         // Where it is, and where it will be.
-        places.extend([path, dest.join(file.path.as_str())]);
+        places.extend(at.map(|at| at.join(&file.path)));
         Ok(())
     }
 
-    fn download(&self, file: &Listed, mut to: File, path: &Path) -> Result<(), PublishError> {
-        use std::io::Seek as _;
+    fn download(&self, file: &Listed, mut to: &File, path: &Path) -> Result<(), PublishError> {
         to.rewind().map_err(failed("can not write", path))?;
         let missing = || {
             Bad::new(
@@ -882,9 +869,12 @@ fn take(index: &PackIndex, digest: Digest, raw: &[u8]) -> Result<Vec<u8>, String
 }
 
 /// Copies a file that is in place, if it still has the content.
-fn copy(from: &Path, mut to: &File, file: &Listed) -> io::Result<bool> {
-    use std::io::{Read as _, Seek as _};
-    let mut from = File::open(from)?;
+fn copy(out: &Root, from: &TreePath, mut to: &File, file: &Listed) -> io::Result<bool> {
+    let Ok((from, _)) = out.open_file(from) else {
+        return Ok(false);
+    };
+    // One byte more shows that it has grown.
+    let mut from = from.take(file.size.saturating_add(1));
     to.rewind()?;
     let mut buffer = vec![0; 256 << 10];
     let mut hasher = Hasher::new();
@@ -899,17 +889,8 @@ fn copy(from: &Path, mut to: &File, file: &Listed) -> io::Result<bool> {
     }
 }
 
-fn set_mode(file: &File, mode: Mode) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let bits = match mode {
-        Mode::Regular => 0o644,
-        Mode::Executable => 0o755,
-    };
-    file.set_permissions(fs::Permissions::from_mode(bits))
-}
-
 /// `dataset.toml` over all packages, as `casepack build` writes it.
-fn dataset_toml(pull: &Pull<'_>, catalog: &Catalog) -> Result<(), PublishError> {
+fn dataset_toml(pull: &Pull<'_>, catalog: &Catalog) -> Result<String, PublishError> {
     let document = &pull.release.document;
     let mut tasks = Vec::new();
     for id in &catalog.ids {
@@ -917,12 +898,8 @@ fn dataset_toml(pull: &Pull<'_>, catalog: &Catalog) -> Result<(), PublishError> 
             tasks.push((placement.task.clone(), placement.harbor));
         }
     }
-    let text = harbor::dataset_toml(&document.harbor_name, &document.description, &tasks);
-    let path = pull.out.join("dataset.toml");
-    if fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
-        return Ok(());
-    }
-    write_atomic(&path, text.as_bytes(), 0o644).map_err(refused("can not write"))
+    let name = &document.harbor_name;
+    Ok(harbor::dataset_toml(name, &document.description, &tasks))
 }
 
 fn unwritten(error: MaterialiseError, dest: &Path) -> PublishError {

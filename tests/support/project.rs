@@ -258,3 +258,13 @@ fn list(top: &Path, dir: &Path, lines: &mut Vec<(String, String)>) {
         }
     }
 }
+
+/// Makes a fifo.
+pub(crate) fn fifo(path: &Path) {
+    let made = std::process::Command::new("mkfifo").arg(path).status();
+    assert!(
+        made.expect("there is mkfifo").success(),
+        "{}",
+        path.display()
+    );
+}

@@ -81,7 +81,7 @@ impl State {
             Event::Waiting { pid } => {
                 let who = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
                 return Some(format!(
-                    "Waiting for another build{who} in this output directory\n"
+                    "Waiting for another casepack{who} in this output directory\n"
                 ));
             }
             Event::CaseStarted { case } => {

@@ -1,0 +1,593 @@
+//! The directory that a pull fills: what casepack put there, and what of it is still so.
+//!
+//! A *record* says which cases are casepack's, whatever layout they came in. What a pull is about to
+//! put in place is written to a *journal* first, so that what a killed pull left is known as well;
+//! the journal is there as long as a pull is not finished, and is its lock. A case is known by what
+//! it looks like, or else by its digest. Casepack's own files are opened below the handle of the
+//! destination, never through a link.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::{Layout, PublishError, Pull, failed, refused};
+use crate::digest::{Digest, TreeId};
+use crate::event::{Event, Observer};
+use crate::fs::{Found, FsError, Kind, ReadError, Root, StagedDir, Stamp, Walk, lock, write_all};
+use crate::path::{CaseId, TreePath, fold};
+use crate::plan::fingerprint::{Aids, GRANULARITY, look};
+use crate::tree::Tree;
+
+const SCHEMA: &str = "casepack.pulled.v1";
+/// Bytes of a record or a journal that are believed to be one.
+const MAX_RECORD: u64 = 512 << 20;
+/// How often a directory that is removed again at once is made.
+const TRIES: usize = 100;
+/// The directory for what is not finished in a destination; of packages also for the record.
+pub(super) const STATE: &str = ".casepack";
+/// The record of other layouts, a file: adapters take every directory for a case.
+pub const RECORD: &str = ".casepack.pulled";
+/// The record of packages.
+const PACKAGES_RECORD: &str = ".casepack/pull.json";
+const JOURNAL: &str = ".casepack/pull.journal";
+const STAGING: &str = ".casepack/tmp";
+
+/// What casepack put into a destination.
+#[derive(Serialize, Deserialize, Default)]
+struct Record {
+    schema: String,
+    cases: BTreeMap<String, Known>,
+    /// Files beside the cases, and their digests.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    files: BTreeMap<String, String>,
+}
+
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq)]
+struct Known {
+    /// The tree that was written.
+    tree: String,
+    /// What the directory looked like then.
+    seen: Option<String>,
+    /// The dataset that it is a case of; earlier casepacks did not say.
+    #[serde(default)]
+    dataset: Option<String>,
+    /// The layout of it; earlier casepacks did not say.
+    #[serde(default)]
+    layout: Option<String>,
+}
+
+/// A line of the journal.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Line {
+    /// A case that is about to be put in place.
+    Case(String, Known),
+    /// A file beside the cases, and its digest.
+    File(String, String),
+}
+
+/// What is at a case's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum There {
+    /// Nothing.
+    Nothing,
+    /// The tree that is wanted.
+    Same,
+    /// Another tree, which casepack wrote.
+    Ours,
+    /// The same, but in another layout.
+    Relaid,
+    /// Something else.
+    Foreign,
+}
+
+/// Directories that were made for a pull. Those that have nothing in them go again with this.
+struct Made(Vec<PathBuf>);
+
+impl Made {
+    /// Makes `dir`, and what is missing above it.
+    fn new(dir: &Path) -> Result<Self, PublishError> {
+        let missing = dir.ancestors().take_while(|dir| !dir.exists());
+        let made = Self(missing.map(Path::to_owned).collect());
+        fs::create_dir_all(dir).map_err(failed("can not create", dir))?;
+        Ok(made)
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for dir in &self.0 {
+            // Of another pull's, something may be in them.
+            fs::remove_dir(dir).ok();
+        }
+    }
+}
+
+/// A destination, which this pull alone works on.
+pub(super) struct Destination {
+    out: Arc<Root>,
+    layout: Layout,
+    dataset: String,
+    record: Mutex<Record>,
+    /// Locked; what is in it is in the record as well.
+    journal: File,
+    /// Whether the journal is needed no more.
+    finished: bool,
+    /// The record, where one is that can't be read.
+    damaged: Option<PathBuf>,
+    /// Goes last.
+    _made: Made,
+}
+
+impl Destination {
+    /// Opens the destination, made when it is missing; waits for a pull that is at work in it.
+    /// `None` when it was stopped before that had ended.
+    pub(super) fn open(
+        pull: &Pull<'_>,
+        observer: &dyn Observer,
+    ) -> Result<Option<Self>, PublishError> {
+        let mut told = false;
+        let mut tries = 0;
+        let (made, out, mut journal) = loop {
+            let made = Made::new(pull.out)?;
+            let out = Arc::new(Root::open(pull.out).map_err(refused("can not use"))?);
+            let Some(journal) = open_journal(&out)? else {
+                tries += 1;
+                if tries > TRIES {
+                    let gone = std::io::Error::from(ErrorKind::NotFound);
+                    return Err(failed("can not make a directory in", pull.out)(gone));
+                }
+                continue;
+            };
+            let waiting = || {
+                if !std::mem::replace(&mut told, true) {
+                    observer.on(Event::Waiting { pid: None });
+                }
+            };
+            let path = out.absolute(Some(&own(JOURNAL)));
+            let locked = lock(&journal, false, pull.stop, waiting);
+            if !locked.map_err(failed("can not lock", &path))? {
+                return Ok(None);
+            }
+            // Whoever had it may have finished and removed it.
+            let now = out.stat(&own(JOURNAL)).map_err(refused("can not read"))?;
+            let ours = Stamp::of_open(&journal).map_err(failed("can not read", &path))?;
+            if now.is_some_and(|(_, now)| (now.dev, now.ino) == (ours.1.dev, ours.1.ino)) {
+                break (made, out, journal);
+            }
+        };
+        out.sweep_stale(Some(&own(STAGING)))
+            .map_err(refused("can not clean"))?;
+        let mut damaged = None;
+        let mut lines = Vec::new();
+        let mut files = BTreeMap::new();
+        for name in [PACKAGES_RECORD, RECORD] {
+            match Record::read(&out, name) {
+                Ok(record) => {
+                    lines.extend(record.cases);
+                    files.extend(record.files);
+                }
+                Err(Missing::NotThere) => {}
+                Err(Missing::Damaged) => damaged = Some(pull.out.join(name)),
+            }
+        }
+        for line in read_journal(&mut journal)
+            .map_err(failed("can not read", &out.absolute(Some(&own(JOURNAL)))))?
+        {
+            match line {
+                Line::Case(name, known) => lines.push((name, known)),
+                Line::File(name, digest) => drop(files.insert(name, digest)),
+            }
+        }
+        let record = Record {
+            schema: SCHEMA.to_owned(),
+            cases: settled(&out, lines),
+            files,
+        };
+        Ok(Some(Self {
+            out,
+            layout: pull.layout,
+            dataset: pull.release.document.name.clone(),
+            record: Mutex::new(record),
+            journal,
+            finished: false,
+            damaged,
+            _made: made,
+        }))
+    }
+
+    /// Its handle.
+    pub(super) fn root(&self) -> &Arc<Root> {
+        &self.out
+    }
+
+    /// The record, where one is that can't be read.
+    pub(super) fn damaged(&self) -> Option<&Path> {
+        self.damaged.as_deref()
+    }
+
+    /// An empty directory, out of sight, and its place.
+    pub(super) fn staged(&self) -> Result<(StagedDir, TreePath), PublishError> {
+        let staging = own(STAGING);
+        let staged = StagedDir::below(&self.out, &staging)
+            .map_err(refused("can not create a directory in"))?;
+        let name = staged.path().file_name().unwrap_or_default();
+        let place = staging
+            .child(&name.to_string_lossy())
+            .map_err(|why| failed("can not use", staged.path())(std::io::Error::other(why)))?;
+        Ok((staged, place))
+    }
+
+    /// What is at the place `name`, where `tree` is wanted. `by_content`: what it looks like is no
+    /// proof.
+    pub(super) fn there(&self, name: &CaseId, tree: TreeId, by_content: bool) -> There {
+        let known = self.record().cases.get(name.as_str()).cloned();
+        self.compare(known.as_ref(), name, tree, by_content)
+    }
+
+    fn compare(
+        &self,
+        known: Option<&Known>,
+        name: &CaseId,
+        tree: TreeId,
+        by_content: bool,
+    ) -> There {
+        let place = name.to_path();
+        match self.out.stat(&place) {
+            Ok(None) => return There::Nothing,
+            Ok(Some((Kind::Dir, _))) => {}
+            _ => return There::Foreign,
+        }
+        let wanted = tree.0.hex();
+        let found = known
+            .filter(|known| !by_content && known.seen.is_some())
+            .filter(|known| known.seen == seen(&self.out, Some(&place)))
+            .map(|known| known.tree.clone())
+            .or_else(|| content(&self.out, &place));
+        match (found, known) {
+            (Some(found), _) if found == wanted => There::Same,
+            (Some(found), Some(known)) if found == known.tree => {
+                let layout = known.layout.as_deref();
+                if layout.is_none_or(|layout| layout == self.layout.name()) {
+                    There::Ours
+                } else {
+                    There::Relaid
+                }
+            }
+            _ => There::Foreign,
+        }
+    }
+
+    /// Takes `tree`, which is at the place `name` already, for a case of this dataset.
+    pub(super) fn adopt(&self, name: &CaseId, tree: TreeId) -> Result<(), PublishError> {
+        let old = self.record().cases.get(name.as_str()).cloned();
+        let old = old.filter(|known| known.tree == tree.0.hex());
+        let known = self.known(tree, old.as_ref().and_then(|known| known.seen.clone()));
+        if old.is_none() {
+            self.announce(&Line::Case(name.as_str().to_owned(), known.clone()))?;
+        }
+        self.record().cases.insert(name.as_str().to_owned(), known);
+        Ok(())
+    }
+
+    /// Puts `staged`, which has `tree`, at the place `name`. What is there and is no directory goes
+    /// first: it is casepack's, or the user said so.
+    pub(super) fn put(
+        &self,
+        staged: StagedDir,
+        name: &CaseId,
+        tree: TreeId,
+    ) -> Result<(), PublishError> {
+        let root = Arc::new(staged.root().map_err(refused("can not read"))?);
+        // Before it comes to its place, where anybody may change it.
+        let known = self.known(tree, seen(&root, None));
+        self.announce(&Line::Case(name.as_str().to_owned(), known.clone()))?;
+        let place = name.to_path();
+        let there = self.out.stat(&place).map_err(refused("can not read"))?;
+        if there.is_some_and(|(kind, _)| kind != Kind::Dir) {
+            let removed = self.out.remove_file(&place);
+            removed.map_err(refused("can not remove"))?;
+        }
+        staged
+            .commit_in(&self.out, name.as_str())
+            .map_err(refused("can not write"))?;
+        self.record().cases.insert(name.as_str().to_owned(), known);
+        Ok(())
+    }
+
+    /// Writes a file beside the cases.
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PublishError> {
+        let path = own(name);
+        let digest = Digest::of(bytes).hex();
+        let limit = bytes.len() as u64;
+        let there = self.out.read(&path, limit);
+        if !there.is_ok_and(|(there, _)| there == bytes) {
+            self.announce(&Line::File(name.to_owned(), digest.clone()))?;
+            self.replace(&path, bytes)?;
+        }
+        self.record().files.insert(name.to_owned(), digest);
+        Ok(())
+    }
+
+    /// Removes what was pulled of this dataset, or of who knows which, and is none of `names`,
+    /// folded, nor of `files`, as far as it is as it was pulled. Returns what is left.
+    pub(super) fn remove_others(
+        &self,
+        names: &BTreeSet<String>,
+        files: &[&str],
+    ) -> Result<Vec<String>, PublishError> {
+        let mut left = Vec::new();
+        let mut record = self.record();
+        let others = record.cases.iter().filter(|(name, known)| {
+            let of = known.dataset.as_deref();
+            !names.contains(&fold(name)) && of.is_none_or(|of| of == self.dataset)
+        });
+        let others: Vec<(String, Known)> = others
+            .map(|(name, known)| (name.clone(), known.clone()))
+            .collect();
+        for (name, known) in others {
+            let case = || {
+                Some((
+                    CaseId::new(&name).ok()?,
+                    Digest::from_hex(&known.tree).ok()?,
+                ))
+            };
+            let there = case().map(|(id, tree)| {
+                let there = self.compare(Some(&known), &id, TreeId(tree), false);
+                (id, there)
+            });
+            match there {
+                Some((_, There::Nothing)) => {}
+                Some((id, There::Same)) if known.dataset.is_some() => self
+                    .out
+                    .remove_at_once(&id.to_path(), &own(STAGING))
+                    .map_err(refused("can not remove"))?,
+                _ => {
+                    left.push(name);
+                    continue;
+                }
+            }
+            record.cases.remove(&name);
+        }
+        let others = record.files.iter();
+        let others = others.filter(|(name, _)| !files.contains(&name.as_str()));
+        let others: Vec<(String, String)> = others
+            .map(|(name, digest)| (name.clone(), digest.clone()))
+            .collect();
+        for (name, digest) in others {
+            let Ok(path) = TreePath::new(&name) else {
+                continue;
+            };
+            match self.out.read(&path, MAX_RECORD) {
+                Err(ReadError::Missing) => {}
+                Ok((bytes, _)) if Digest::of(&bytes).hex() == digest => {
+                    let removed = self.out.remove_file(&path);
+                    removed.map_err(refused("can not remove"))?;
+                }
+                _ => {
+                    left.push(name);
+                    continue;
+                }
+            }
+            record.files.remove(&name);
+        }
+        Ok(left)
+    }
+
+    /// Writes the record; it has to be younger than what it vouches for. Where none is and nothing
+    /// is to be recorded, none is made.
+    pub(super) fn finish(mut self) -> Result<(), PublishError> {
+        let (at, other) = match self.layout {
+            Layout::Harbor => (PACKAGES_RECORD, RECORD),
+            Layout::Cases | Layout::View(_) => (RECORD, PACKAGES_RECORD),
+        };
+        let path = own(at);
+        let bytes = {
+            let record = self.record();
+            let empty = record.cases.is_empty() && record.files.is_empty();
+            let bytes = serde_json::to_vec(&*record)
+                .map_err(|error| failed("can not write", Path::new(at))(error.into()))?;
+            let there = self.out.read(&path, MAX_RECORD);
+            let missing = matches!(there, Err(ReadError::Missing));
+            let same = there.is_ok_and(|(there, _)| there == bytes);
+            let keep = same || empty && missing;
+            (!keep).then_some(bytes)
+        };
+        if let Some(bytes) = bytes {
+            std::thread::sleep(GRANULARITY);
+            self.replace(&path, &bytes)?;
+        }
+        // What it said is in the one that was just written.
+        if let Ok(Some((Kind::File, _))) = self.out.stat(&own(other)) {
+            let removed = self.out.remove_file(&own(other));
+            removed.map_err(refused("can not remove"))?;
+        }
+        self.finished = true;
+        Ok(())
+    }
+
+    fn known(&self, tree: TreeId, seen: Option<String>) -> Known {
+        Known {
+            tree: tree.0.hex(),
+            seen,
+            dataset: Some(self.dataset.clone()),
+            layout: Some(self.layout.name().to_owned()),
+        }
+    }
+
+    /// Writes to the journal what is about to be done.
+    fn announce(&self, line: &Line) -> Result<(), PublishError> {
+        let path = self.out.absolute(Some(&own(JOURNAL)));
+        let mut text = serde_json::to_vec(line)
+            .map_err(|error| failed("can not write", &path)(error.into()))?;
+        text.push(b'\n');
+        // One at a time: a line that is written in two pieces stays one.
+        let _one = self.record();
+        write_all(&self.journal, &text)
+            .map_err(|errno| failed("can not write", &path)(errno.into()))
+    }
+
+    fn replace(&self, path: &TreePath, bytes: &[u8]) -> Result<(), PublishError> {
+        let failed = || refused("can not write");
+        let staged = self.out.stage(path, 0o644).map_err(failed())?;
+        write_all(staged.file(), bytes).map_err(|errno| {
+            failed()(FsError {
+                path: self.out.absolute(Some(path)),
+                source: errno.into(),
+            })
+        })?;
+        staged.commit().map_err(failed())
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Destination {
+    fn drop(&mut self) {
+        let empty = self.journal.metadata().is_ok_and(|there| there.len() == 0);
+        if self.finished || empty {
+            self.out.remove_file(&own(JOURNAL)).ok();
+            // Of a build, something may be in them.
+            for dir in [STAGING, STATE] {
+                self.out.remove_empty_dir(&own(dir)).ok();
+            }
+        }
+    }
+}
+
+/// A path of casepack's own.
+fn own(path: &str) -> TreePath {
+    TreePath::new(path).expect("constants, each of which is a path")
+}
+
+/// Makes the state directories and opens the journal; `None` when another pull is just removing
+/// them.
+fn open_journal(out: &Root) -> Result<Option<File>, PublishError> {
+    match out.make_dir(&own(STAGING)) {
+        Ok(()) => {}
+        Err(error) if error.source.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            for dir in [STATE, STAGING] {
+                if let Ok(Some((kind, _))) = out.stat(&own(dir))
+                    && kind != Kind::Dir
+                {
+                    return Err(in_the_way(out, dir, "a directory"));
+                }
+            }
+            return Err(refused("can not create")(error));
+        }
+    }
+    match out.open_to_append(&own(JOURNAL)) {
+        Ok(journal) => Ok(Some(journal)),
+        Err(ReadError::Missing) => Ok(None),
+        Err(ReadError::Io(error)) => {
+            let path = out.absolute(Some(&own(JOURNAL)));
+            Err(failed("can not open", &path)(error))
+        }
+        Err(_) => Err(in_the_way(out, JOURNAL, "a file")),
+    }
+}
+
+fn in_the_way(out: &Root, path: &str, what: &str) -> PublishError {
+    PublishError::refused(
+        format!(
+            "{} is a link or something else than {what} of casepack's own",
+            out.named().join(path).display()
+        ),
+        "Nothing was written. Remove it, or pull into another directory with -o.",
+    )
+}
+
+/// What was announced by pulls that were not finished.
+fn read_journal(journal: &mut File) -> std::io::Result<Vec<Line>> {
+    let mut bytes = Vec::new();
+    (&mut *journal).take(MAX_RECORD).read_to_end(&mut bytes)?;
+    // The last line may be cut: then nothing was put in place for it.
+    if bytes.last().is_some_and(|last| *last != b'\n') {
+        write_all(&*journal, b"\n")?;
+    }
+    let lines = bytes.split(|byte| *byte == b'\n');
+    Ok(lines
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect())
+}
+
+/// One state for each case: where several were announced, the one that is there.
+fn settled(out: &Arc<Root>, lines: Vec<(String, Known)>) -> BTreeMap<String, Known> {
+    let mut states: BTreeMap<String, Vec<Known>> = BTreeMap::new();
+    for (name, known) in lines {
+        let states = states.entry(name).or_default();
+        states.retain(|before| *before != known);
+        states.push(known);
+    }
+    let one = |(name, mut states): (String, Vec<Known>)| {
+        let last = states.pop()?;
+        if states.is_empty() {
+            return Some((name, last));
+        }
+        states.push(last.clone());
+        let place = CaseId::new(&name).ok()?.to_path();
+        let looks = seen(out, Some(&place));
+        let looks = |known: &&Known| known.seen.is_some() && known.seen == looks;
+        let found = states.iter().rev().find(looks).or_else(|| {
+            let tree = content(out, &place)?;
+            states.iter().rev().find(|known| known.tree == tree)
+        });
+        Some((name, found.unwrap_or(&last).clone()))
+    };
+    states.into_par_iter().filter_map(one).collect()
+}
+
+/// Why there is no record.
+enum Missing {
+    NotThere,
+    Damaged,
+}
+
+impl Record {
+    fn read(out: &Root, name: &str) -> Result<Self, Missing> {
+        let bytes = match out.read(&own(name), MAX_RECORD) {
+            Ok((bytes, _)) => bytes,
+            Err(ReadError::Missing) => return Err(Missing::NotThere),
+            Err(_) => return Err(Missing::Damaged),
+        };
+        let record: Option<Self> = serde_json::from_slice(&bytes).ok();
+        let mut record = record
+            .filter(|record| record.schema == SCHEMA)
+            .ok_or(Missing::Damaged)?;
+        if name == PACKAGES_RECORD {
+            for known in record.cases.values_mut() {
+                let layout = known.layout.take();
+                known.layout = layout.or_else(|| Some(Layout::Harbor.name().to_owned()));
+            }
+        }
+        Ok(record)
+    }
+}
+
+/// What a directory looks like; `None` when a look can't vouch for it.
+fn seen(root: &Arc<Root>, place: Option<&TreePath>) -> Option<String> {
+    let look = look(root, place, Aids::default()).ok()?;
+    (!look.odd).then(|| look.fingerprint.hex())
+}
+
+/// The digest of the files that are at `place`; `None` when there is something else as well: pulled
+/// cases have no directories with nothing in them.
+fn content(root: &Arc<Root>, place: &TreePath) -> Option<String> {
+    let tree = Tree::from_dir(root, Some(place), 0).ok()?;
+    let mut empty = false;
+    root.walk(Some(place), &mut |found| {
+        // A case without files is one.
+        empty |= matches!(found, Found::EmptyDir(dir) if dir != *place);
+        Walk::Enter
+    })
+    .ok()?;
+    (!empty).then(|| tree.id().0.hex())
+}
