@@ -162,6 +162,12 @@ impl<'a> Report<'a> {
                 "attempts",
                 (results.attempts > 1).then(|| results.attempts.to_string()),
             ),
+            (
+                "cases of other shards",
+                Some(results.other_shards.len())
+                    .filter(|others| *others > 0)
+                    .map(|others| others.to_string()),
+            ),
             ("casepack", Some(results.casepack_version.clone())),
         ];
         let known = |(name, value): (_, Option<String>)| Some((name, value?));

@@ -812,6 +812,10 @@ pub fn check_place(runs_dir: &Path, run_id: &str, resume: bool) -> Result<(), Er
     let reason = match (resume, there) {
         (false, false) => return Ok(()),
         (false, true) => return Err(Error::Exists { path }),
+        // What is removed and written is in the directory of runs.
+        (true, true) if path.is_symlink() => {
+            "it is a link: name the directory that it leads to".to_owned()
+        }
         (true, true) if path.join(resume::NAME).is_file() => return Ok(()),
         (true, true) => "it has no run.json".to_owned(),
         (true, false) => "it does not exist".to_owned(),

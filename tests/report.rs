@@ -159,6 +159,14 @@ fn shards_of_a_run_become_one() {
         assert!(project.path("all").join(document).is_file());
         assert!(project.path("runs/1").join(document).is_file());
     }
+    // Part of a whole is what each says that it is.
+    let others = whole["summary"]["total"].as_u64().unwrap()
+        - document("runs/1/results.json")["summary"]["total"]
+            .as_u64()
+            .unwrap();
+    let told = format!("| cases of other shards | {others} |");
+    assert!(project.read("runs/1/summary.md").contains(&told));
+    assert!(!project.read("all/summary.md").contains("other shards"));
     // Again into the same directory; one that holds other things is refused.
     report(&project, &["1", "2", "3", "-o", "all"]).assert_code(0);
     report(&project, &["1", "2", "3", "-o", "cases"]).assert_code(2);

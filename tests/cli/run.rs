@@ -961,8 +961,10 @@ fn a_stopped_run_is_taken_up_again() {
     assert_eq!(project.read("log").lines().count(), 4);
     // What can not be a run is told before anything is built, and leaves nothing anywhere.
     std::fs::remove_dir_all(project.path("dist")).unwrap();
+    symlink("r", project.path("runs/link")).unwrap();
     for (args, why) in [
-        (&["--resume", "gone"][..], "it does not exist"),
+        (&["--resume", "link"][..], "it is a link"),
+        (&["--resume", "gone"], "it does not exist"),
         (&["--resume", "else/where/r"], "it does not exist"),
         (&["--resume", "cases/a"], "it has no run.json"),
         (&["--resume", ".."], "is no run id"),
