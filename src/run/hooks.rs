@@ -15,8 +15,9 @@ use std::time::Duration;
 use super::process::{self, Capture, Cut, Ended, Job};
 use super::results::HookRun;
 use crate::dataset::{Hook, Phase};
+use crate::diag::Diagnostic;
 use crate::diag::Source;
-use crate::fs::{Root, remove_tree};
+use crate::fs::{ReadError, Root, remove_tree};
 use crate::path::TreePath;
 use crate::template::python_str;
 use crate::yaml::{self, Yaml};
@@ -145,8 +146,19 @@ impl Hooks<'_> {
         }
         // What hooks after an agent tell is read too, for judges; only what hooks before it tell
         // gets to the agent.
+        let counts = decides(phase) && self.all.iter().any(|it| it.phase == phase && it.fail);
         for dir in around.outputs.iter().filter(|_| ran) {
-            told.add(take_outputs(dir));
+            match take_outputs(dir) {
+                Ok(more) => told.add(more),
+                Err(why) if counts => {
+                    let name = phase.name();
+                    return Err(format!(
+                        "What the {name} hooks tell can not be used: {why}."
+                    ));
+                }
+                // Of what stands after an agent nobody knows whose it is.
+                Err(_) => {}
+            }
         }
         if !decides(phase) {
             told.env.clear();
@@ -245,10 +257,12 @@ impl Hooks<'_> {
 }
 
 /// Reads and removes what hooks left in `dir`.
-fn take_outputs(dir: &Path) -> Told {
-    let mut told = Told::default();
+///
+/// # Errors
+/// What is wrong with it, as the end of a sentence.
+fn take_outputs(dir: &Path) -> Result<Told, String> {
     let Ok(root) = Root::open(dir) else {
-        return told;
+        return Ok(Told::default());
     };
     for name in OUTPUTS {
         let Ok(path) = TreePath::new(name) else {
@@ -256,29 +270,40 @@ fn take_outputs(dir: &Path) -> Told {
         };
         let read = root.read(&path, OUTPUTS_MAX);
         remove_tree(&dir.join(name)).ok();
-        if let Ok((bytes, _)) = read {
-            if let Ok(text) = String::from_utf8(bytes) {
-                told = parse(name, text);
+        match read {
+            Err(ReadError::Missing) => {}
+            Err(error) => return Err(format!("{name}: {error}")),
+            Ok((bytes, _)) => {
+                let text = String::from_utf8(bytes);
+                return parse(name, text.map_err(|_| format!("{name} is not UTF-8"))?);
             }
-            break;
         }
     }
-    told
+    Ok(Told::default())
 }
 
-fn parse(name: &str, text: String) -> Told {
+fn parse(name: &str, text: String) -> Result<Told, String> {
     let mut told = Told::default();
     let source = Arc::new(Source::new(name, text));
-    let Ok(document) = yaml::parse(source) else {
-        return told;
+    let bad = |error: Box<Diagnostic>| {
+        let why = error.message.trim_end_matches('.');
+        format!("{name} is no valid YAML: {why}")
     };
+    let document = yaml::parse(source).map_err(bad)?;
     if let Some(Yaml::Map(entries)) = document.root.value.get("env").map(|node| &node.value) {
         for (key, value) in entries {
             let (key, value) = (python_str(&key.value), python_str(&value.value));
-            let usable = !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0');
-            if usable {
-                told.env.insert(key, value);
+            if key.is_empty() || key.contains(['=', '\0']) {
+                return Err(format!(
+                    "{name} has {key:?} in `env`, and no variable has that name"
+                ));
             }
+            if value.contains('\0') {
+                return Err(format!(
+                    "{name}: {key} in `env` has a NUL character, which none can hold"
+                ));
+            }
+            told.env.insert(key, value);
         }
     }
     if let Some(Yaml::Map(entries)) = document.root.value.get("data").map(|node| &node.value) {
@@ -287,7 +312,7 @@ fn parse(name: &str, text: String) -> Told {
             told.data.insert(python_str(&key.value), value);
         }
     }
-    told
+    Ok(told)
 }
 
 #[cfg(test)]
@@ -298,8 +323,8 @@ mod tests {
     fn outputs_are_taken_once_and_only_from_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(".hook-outputs.yaml");
-        std::fs::write(&path, "env: {PORT: 8080, '': x, 'a=b': c}\ndata: {id: 7}\n").unwrap();
-        let told = take_outputs(dir.path());
+        std::fs::write(&path, "env: {PORT: 8080}\ndata: {id: 7}\n").unwrap();
+        let told = take_outputs(dir.path()).unwrap();
         assert_eq!(
             told.env,
             BTreeMap::from([("PORT".to_owned(), "8080".to_owned())])
@@ -308,9 +333,24 @@ mod tests {
         assert!(!path.exists());
         std::fs::write(dir.path().join("secret"), "env: {A: b}").unwrap();
         std::os::unix::fs::symlink("secret", &path).unwrap();
-        assert!(take_outputs(dir.path()).env.is_empty());
+        assert!(
+            take_outputs(dir.path())
+                .unwrap_err()
+                .contains("symbolic link")
+        );
         assert!(dir.path().join("secret").exists());
+        for (text, told) in [
+            ("env: {'': x}", "\"\" in `env`"),
+            ("env: {'a=b': c}", "\"a=b\" in `env`"),
+            ("env: {A: \"b\\0\"}", "A in `env` has a NUL character"),
+            ("env: {", "no valid YAML"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = take_outputs(dir.path()).unwrap_err();
+            assert!(error.contains(told), "{text}: {error}");
+            assert!(!path.exists(), "{text}");
+        }
         std::fs::write(dir.path().join(".hook-outputs.json"), "[1]").unwrap();
-        assert!(take_outputs(dir.path()).env.is_empty());
+        assert!(take_outputs(dir.path()).unwrap().env.is_empty());
     }
 }
