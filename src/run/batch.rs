@@ -6,7 +6,7 @@
 //! Invariant: a case is judged in its own package's workspace, with nothing of other cases but what
 //! the dataset gives to every case.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -35,6 +35,9 @@ const OWN: [&str; 5] = [
     "input.yaml",
     "input.yml",
 ];
+
+/// So many files that are in no share are named with each case.
+const NAMED_MAX: usize = 20;
 
 /// What came out of a trial that is over, in the trial's directory.
 const RECORD: &str = "batch.json";
@@ -151,15 +154,6 @@ impl Runner<'_> {
             .filter_map(|path| TreePath::new(path).ok())
             .collect();
         all.sort();
-        // A name that is no path is nobody's alone.
-        let odd = taken.skipped.iter();
-        let odd: Vec<_> = odd
-            .filter(|it| TreePath::new(&it.path).is_err())
-            .cloned()
-            .collect();
-        for package in packages.iter().filter(|_| !odd.is_empty()) {
-            skipped.insert(package.id.to_string(), odd.clone());
-        }
         let patterns = dataset.verification.outputs.iter();
         let patterns = patterns
             .filter_map(|output| Some((output.path.clone()?, output.batch_pattern.clone())));
@@ -180,6 +174,39 @@ impl Runner<'_> {
                     }
                 }
             }
+        }
+        // What is nobody's is told with everybody.
+        let shared = shares.values().flatten().map(String::as_str);
+        let of_someone = skipped.values().flatten().map(|it| it.path.as_str());
+        let given: BTreeSet<&str> = shared.chain(of_someone).collect();
+        let in_no_share = all
+            .iter()
+            .map(TreePath::as_str)
+            .filter(|path| !given.contains(path) && !left.contains_key(path))
+            .map(|path| OutputSkipped {
+                path: path.to_owned(),
+                reason: "it is in the share of no case".to_owned(),
+            });
+        let mut nobodys: Vec<_> = in_no_share.collect();
+        if !nobodys.is_empty() {
+            let told = format!("{} of the batch's outputs are in no share.", nobodys.len());
+            report.add_message(&told);
+        }
+        let behind = taken.skipped.iter();
+        nobodys.extend(
+            behind
+                .filter(|it| !given.contains(it.path.as_str()))
+                .cloned(),
+        );
+        let more = nobodys.len().saturating_sub(NAMED_MAX);
+        nobodys.truncate(NAMED_MAX);
+        nobodys.extend((more > 0).then(|| OutputSkipped {
+            path: String::new(),
+            reason: format!("{more} more are not named here"),
+        }));
+        for package in packages.iter().filter(|_| !nobodys.is_empty()) {
+            let own = skipped.entry(package.id.to_string()).or_default();
+            own.extend_from_slice(&nobodys);
         }
         let told = Record {
             packages: digests,
@@ -284,9 +311,10 @@ fn entries(input: &Yaml) -> usize {
 }
 
 /// Shares files out to cases: by `pattern` (`*`: all to every case; `RFE-{n}`: by the beginning of
-/// the name, where n counts entries from 1), else by the `LETTERS-digits` that names begin with
-/// where there are enough of these, else one after the other (agent-eval-harness 3.3).
-fn share(files: Vec<TreePath>, pattern: &str, counts: &[usize]) -> Vec<Vec<TreePath>> {
+/// the name, where n counts entries from 1), else for each entry in turn those that begin with the
+/// next `LETTERS-digits`, where there are enough of these, or else the next one
+/// (agent-eval-harness 3.3). In all of it 2 comes before 10.
+fn share(mut files: Vec<TreePath>, pattern: &str, counts: &[usize]) -> Vec<Vec<TreePath>> {
     if pattern == "*" {
         return counts.iter().map(|_| files.clone()).collect();
     }
@@ -304,6 +332,7 @@ fn share(files: Vec<TreePath>, pattern: &str, counts: &[usize]) -> Vec<Vec<TreeP
             })
             .collect();
     }
+    files.sort_by(|a, b| by_numbers(a.as_str()).cmp(&by_numbers(b.as_str())));
     let mut groups: BTreeMap<String, Vec<TreePath>> = BTreeMap::new();
     for file in &files {
         if let Some(prefix) = letters_and_digits(file.name()) {
@@ -313,13 +342,39 @@ fn share(files: Vec<TreePath>, pattern: &str, counts: &[usize]) -> Vec<Vec<TreeP
                 .push(file.clone());
         }
     }
-    let mut parts: Vec<Vec<TreePath>> = if !groups.is_empty() && groups.len() * 2 >= counts.len() {
-        groups.into_values().collect()
+    let entries: usize = counts.iter().sum();
+    let parts: Vec<Vec<TreePath>> = if !groups.is_empty() && groups.len() * 2 >= entries {
+        let mut groups: Vec<_> = groups.into_iter().collect();
+        groups.sort_by(|(a, _), (b, _)| by_numbers(a).cmp(&by_numbers(b)));
+        groups.into_iter().map(|(_, files)| files).collect()
     } else {
         files.into_iter().map(|file| vec![file]).collect()
     };
-    parts.resize(counts.len(), Vec::new());
-    parts
+    let mut parts = parts.into_iter();
+    counts
+        .iter()
+        .map(|count| parts.by_ref().take(*count).flatten().collect())
+        .collect()
+}
+
+/// What to sort by, so that `R-2` comes before `R-10`: text with 0, and numbers, without zeros in
+/// front, with their length.
+fn by_numbers(text: &str) -> Vec<(usize, &str)> {
+    let mut key = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let number = first.is_ascii_digit();
+        let end = rest.find(|char: char| char.is_ascii_digit() != number);
+        let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
+        key.push(if number {
+            let digits = part.trim_start_matches('0');
+            (1 + digits.len(), digits)
+        } else {
+            (0, part)
+        });
+        rest = after;
+    }
+    key
 }
 
 /// Whether a name begins with `prefix`, which does not end within a number: `R-1` does not begin
@@ -398,6 +453,24 @@ mod tests {
             shared_out(&numbers, "R-{n}", &[1, 1]),
             ["o/R-1.txt", "o/R-2-x"]
         );
+        // Without a pattern: 2 before 10, and for a case as many as it has entries.
+        let numbers = [
+            "o/AB-1.md",
+            "o/AB-10.md",
+            "o/AB-11.md",
+            "o/AB-2.md",
+            "o/AB-2.x",
+        ];
+        assert_eq!(
+            shared_out(&numbers, "", &[1, 2]),
+            ["o/AB-1.md", "o/AB-2.md o/AB-2.x o/AB-10.md"]
+        );
+        assert_eq!(
+            shared_out(&["o/10.md", "o/2.md", "o/3.md"], "", &[2, 1]),
+            ["o/2.md o/3.md", "o/10.md"]
+        );
+        let keys = ["a", "a01", "a2", "a10", "a10b", "b", "B2"].map(by_numbers);
+        assert!(keys[..6].is_sorted(), "{keys:?}");
         // Names without numbers: one each, in their order; who is left gets nothing.
         assert_eq!(
             shared_out(&["o/a", "o/b"], "", &[1, 1, 1]),

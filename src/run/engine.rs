@@ -87,9 +87,8 @@ pub(super) fn run(
     let status = wait(child, request, || {
         let trials = trials(&dir.join(JOBS).join(JOB));
         for package in request.packages {
-            let attempts = usize::try_from(request.attempts).unwrap_or(usize::MAX);
             let found = results(package, request, &trials, dir);
-            if found.len() >= attempts && !told.contains(&package.id) {
+            if found.len() >= attempts_of(request) && !told.contains(&package.id) {
                 tell(&together(package, found), observer);
                 told.insert(package.id.clone());
             }
@@ -100,19 +99,27 @@ pub(super) fn run(
     shown.recv_timeout(LOOK).ok();
     let stopped = request.stop.load(Ordering::Relaxed);
     let trials = trials(&dir.join(JOBS).join(JOB));
-    let results = request.packages.iter().map(|package| {
-        let found = results(package, request, &trials, dir);
-        let result = if found.is_empty() {
-            missing(package, stopped, status)
-        } else {
-            together(package, found)
-        };
+    let found = request.packages.iter();
+    let found: Vec<_> = found
+        .map(|package| (package, results(package, request, &trials, dir)))
+        .collect();
+    // What is passed through may ask for other numbers.
+    let attempts = found.iter().map(|(_, found)| found.len()).max();
+    let attempts = attempts.unwrap_or(0).max(attempts_of(request));
+    let results = found.into_iter().map(|(package, mut found)| {
+        // An attempt that was not made counts like one without a verdict.
+        found.resize_with(attempts.max(1), || missing(package, stopped, status));
+        let result = together(package, found);
         if !told.contains(&package.id) {
             tell(&result, observer);
         }
         result
     });
     Ok((results.collect(), killed))
+}
+
+fn attempts_of(request: &Request<'_>) -> usize {
+    usize::try_from(request.attempts).unwrap_or(usize::MAX)
 }
 
 /// Shows what Harbor says, and keeps it.

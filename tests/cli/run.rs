@@ -1266,7 +1266,7 @@ fn a_step_that_fails_ends_the_case_unless_it_may() {
 #[test]
 fn a_batch_is_one_trial_whose_outputs_are_shared_out() {
     let agent = "ls -A | sort > out/RFE-1.list; cp batch.yaml out/RFE-1.yaml; echo x >> $LOG\n\
-                 echo two > out/RFE-2.md; echo third > out/RFE-3.md; echo all > shared/note\n\
+                 echo notes > out/NOTES; echo two > out/RFE-2.md; echo third > out/RFE-3.md; echo all > shared/note\n\
                  ln -s /etc/hostname out/RFE-2.link\n\
                  echo '{\"final_metrics\": {\"total_cost_usd\": 0.5}}' > \"$1/trajectory.json\"\n";
     let project = ProjectBuilder::new()
@@ -1300,7 +1300,15 @@ fn a_batch_is_one_trial_whose_outputs_are_shared_out() {
     let document = outcome.json();
     let skipped = |case: usize| &document["cases"][case]["outputs"]["skipped"];
     assert_eq!(skipped(0)[0]["path"], "out/RFE-2.link");
-    assert_eq!(skipped(1), &json!([]));
+    assert_eq!(skipped(1).as_array().unwrap().len(), 1);
+    // What is in no share is told.
+    for case in outcome.json()["cases"].as_array().unwrap() {
+        let left = json!({"path": "out/NOTES", "reason": "it is in the share of no case"});
+        let skipped = case["outputs"]["skipped"].as_array().unwrap();
+        assert!(skipped.contains(&left), "{case:#}");
+        let message = case["message"].as_str().unwrap();
+        assert!(message.contains("1 of the batch's outputs"), "{message}");
+    }
     // What it cost is told with each case, and counts once.
     assert_eq!(outcome.json()["cases"][1]["agent"]["cost_usd"], 0.5);
     assert_eq!(outcome.json()["summary"]["cost_usd"], 0.5);
@@ -1448,6 +1456,30 @@ fn packages_are_handed_to_harbor() {
     let message = cases[2]["message"].as_str().unwrap();
     assert!(message.contains("no trial of this package") && message.contains("harbor lint"));
     assert_eq!(document["thresholds"][0]["met"], true);
+    // With several attempts it counts as so many that came to nothing, and so does one that is missing.
+    let args = [
+        "--run-id",
+        "k",
+        "--attempts",
+        "2",
+        "--agent",
+        "nop",
+        "--output",
+        "json",
+    ];
+    let document = harbor(&args).assert_code(1).json();
+    for case in document["cases"].as_array().unwrap() {
+        let attempts = case["attempts"].as_array().unwrap();
+        assert_eq!(
+            (attempts.len(), &attempts[1]["error"]),
+            (2, &json!("engine"))
+        );
+    }
+    let summary = &document["summary"];
+    let mean = summary["mean_reward_errors_as_zero"].as_f64().unwrap();
+    assert!((mean - 1.0 / 6.0).abs() < 1e-9, "{summary}");
+    let pass = summary["pass_at_k"]["2"].as_f64().unwrap();
+    assert!((pass - 1.0 / 3.0).abs() < 1e-9, "{summary}");
     for (args, told) in [
         (&[][..], "Harbor can not run the command of runner.type cli"),
         (&["--resume", "r", "--agent", "nop"], "harbor job resume"),
