@@ -15,6 +15,7 @@ mod engine;
 mod env;
 mod exclude;
 mod hooks;
+mod json;
 mod keeper;
 mod known;
 mod limits;

@@ -616,16 +616,12 @@ impl Work<'_> {
         result: &mut CaseResult,
         messages: &mut Vec<String>,
     ) {
-        use ErrorKind::{
-            RewardEmpty, RewardInvalid, RewardMissing, VerifierStart, VerifierTimeout,
-        };
-        let Failure::NoVerdict(
-            RewardEmpty | RewardInvalid | RewardMissing | VerifierStart | VerifierTimeout,
-            _,
-        ) = failure
-        else {
+        if matches!(
+            failure,
+            Failure::Skipped(_) | Failure::NoVerdict(ErrorKind::Interrupted, _)
+        ) {
             return;
-        };
+        }
         if self.package.strategy == Some(Strategy::Mean) && !taken.is_empty() {
             result.rewards = mean(taken);
             result.reward = verdict::reward(&result.rewards).ok();
@@ -679,7 +675,8 @@ impl Work<'_> {
         self.remember(step, &dir, report.agent.as_ref(), life);
         self.collect_evidence(step, &dir, report)?;
         self.hooks(Phase::BeforeScoring, Some((index, step, code)), life)?;
-        leave_traces(&dir, report.agent.as_ref(), life)?;
+        let oracle = self.runner.request.agent == Agent::Oracle;
+        leave_traces(&dir, report.agent.as_ref(), oracle, life)?;
         let judged = self.verify(step, &dir, report);
         let verifier = Root::open(&dir.join("logs/verifier")).ok();
         if let Some(verifier) = &verifier {
@@ -759,10 +756,12 @@ impl Work<'_> {
         if TreePath::new(SETUP).is_ok_and(|setup| step.workdir.get(&setup).is_none()) {
             return Ok(());
         }
+        let mut env = self.agent_env(index, life)?;
+        self.add_places(&mut env, dir);
         let party = Party {
             command: vec![self.shell().into(), SETUP.into()],
-            mounts: Vec::new(),
-            env: self.agent_env(index, life)?,
+            mounts: agent_logs(dir),
+            env,
             network: step.agent.network,
             user: step.agent.user(),
             timeout: Some(SETUP_TIMEOUT),
@@ -801,10 +800,7 @@ impl Work<'_> {
             self.add_places(&mut env, dir);
             let party = Party {
                 command: [self.shell(), "-c", command].map(OsString::from).into(),
-                mounts: vec![
-                    Mount::write(dir.join("logs/agent"), "/logs/agent"),
-                    Mount::write(dir.join("logs/artifacts"), "/logs/artifacts"),
-                ],
+                mounts: agent_logs(dir),
                 env,
                 network: turn.network,
                 user: turn.user(),
@@ -867,7 +863,7 @@ impl Work<'_> {
         let mut env = BTreeMap::new();
         for (name, value) in own.into_iter().flatten().flatten() {
             // As in the harness, a reference to nothing is left out.
-            if let Some(value) = env::resolve(value, self.runner.request.env) {
+            if let Some(value) = env::of_dataset(value, self.runner.request.env) {
                 env.insert(name.clone(), value);
             }
         }
@@ -914,18 +910,30 @@ impl Work<'_> {
         table: &str,
         values: &BTreeMap<String, String>,
     ) -> Result<BTreeMap<String, String>, Failure> {
-        values
-            .iter()
-            .map(
-                |(name, value)| match env::resolve(value, self.runner.request.env) {
-                    Some(value) => Ok((name.clone(), value)),
-                    None => Err(Failure::NoVerdict(
+        let caller = self.runner.request.env;
+        // What `execution.env` refers to and is not set is left out, as in the harness; only Harbor,
+        // which has the package alone, takes it for an error.
+        let execution = self.runner.request.execution;
+        let left_out = |name: &String| {
+            let value = execution.and_then(|execution| execution.env.get(name));
+            value.is_some_and(|value| env::of_dataset(value, caller).is_none())
+        };
+        let mut resolved = BTreeMap::new();
+        for (name, value) in values {
+            match env::of_package(value, caller) {
+                Some(value) => {
+                    resolved.insert(name.clone(), value);
+                }
+                None if left_out(name) => {}
+                None => {
+                    return Err(Failure::NoVerdict(
                         ErrorKind::Package,
                         format!("[{table}].env of task.toml asks for {value}, and it is not set."),
-                    )),
-                },
-            )
-            .collect()
+                    ));
+                }
+            }
+        }
+        Ok(resolved)
     }
 
     /// bash, which Harbor starts scripts with; where there is none, what stands for it.
@@ -1158,8 +1166,20 @@ fn mean(steps: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
         .collect()
 }
 
+/// What of `/logs` is there in the environment of the agent: its own, in `dir`.
+pub(super) fn agent_logs(dir: &Path) -> Vec<Mount> {
+    ["agent", "artifacts"]
+        .map(|name| Mount::write(dir.join("logs").join(name), format!("/logs/{name}")))
+        .into()
+}
+
 /// What the agent printed and how it ended, where `judge.py` and others look for it.
-fn leave_traces(dir: &Path, run: Option<&AgentRun>, life: &Life) -> Result<(), Failure> {
+fn leave_traces(
+    dir: &Path,
+    run: Option<&AgentRun>,
+    oracle: bool,
+    life: &Life,
+) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::io("Writing the agent's logs", &error);
     let logs = dir.join("logs/agent");
     if run.is_none() && life.told.data.is_empty() {
@@ -1176,6 +1196,16 @@ fn leave_traces(dir: &Path, run: Option<&AgentRun>, life: &Life) -> Result<(), F
         std::fs::hard_link(&from, &to)
             .or_else(|_| std::fs::copy(&from, &to).map(drop))
             .map_err(failed)?;
+    }
+    if oracle {
+        // Where Harbor's agent of that name has both.
+        let to = logs.join("oracle.txt");
+        remove_tree(&to).map_err(|error| failed(error.source))?;
+        let mut file = std::fs::File::create_new(&to).map_err(failed)?;
+        for name in ["stdout.txt", "stderr.txt"] {
+            let mut from = std::fs::File::open(dir.join(name)).map_err(failed)?;
+            io::copy(&mut from, &mut file).map_err(failed)?;
+        }
     }
     let told = logs.join("run_result.json");
     remove_tree(&told).map_err(|error| failed(error.source))?;

@@ -17,33 +17,35 @@ pub(super) fn passed_on(caller: &BTreeMap<String, String>) -> BTreeMap<String, S
         .collect()
 }
 
-/// The value of an entry: `$NAME` and `${NAME}` as the caller has it, `${NAME:-default}` with a
-/// default where it is not set or empty, everything else as it is. `None`: not set.
-pub(super) fn resolve(value: &str, caller: &BTreeMap<String, String>) -> Option<String> {
-    let Some(reference) = value.strip_prefix('$') else {
-        return Some(value.to_owned());
+/// The value of an entry of `task.toml`, by Harbor's rule (harbor.md 2): the whole of `${NAME}` stands
+/// for what the caller has, that of `${NAME:-default}` for the default where it is not set at all, and
+/// everything else, also `$NAME`, for itself. `None`: not set.
+pub(super) fn of_package(value: &str, caller: &BTreeMap<String, String>) -> Option<String> {
+    let itself = || Some(value.to_owned());
+    let braced = value.strip_prefix("${");
+    let Some(braced) = braced.and_then(|braced| braced.strip_suffix('}')) else {
+        return itself();
     };
-    let braced = reference
-        .strip_prefix('{')
-        .and_then(|reference| reference.strip_suffix('}'));
-    let (name, default) = match braced {
-        Some(braced) => braced
-            .split_once(":-")
-            .map_or((braced, None), |(name, default)| (name, Some(default))),
-        None => (reference, None),
-    };
-    let mut bytes = name.bytes();
-    let valid = bytes
-        .next()
-        .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
-        && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    if !valid {
-        return Some(value.to_owned());
+    let (name, rest) = braced.split_at(braced.find([':', '}']).unwrap_or(braced.len()));
+    let default = rest.strip_prefix(":-");
+    if name.is_empty() || !rest.is_empty() && default.is_none_or(|text| text.contains('\n')) {
+        return itself();
     }
-    match (caller.get(name), default) {
-        (Some(set), Some(default)) if set.is_empty() => Some(default.to_owned()),
-        (Some(set), _) => Some(set.clone()),
-        (None, default) => default.map(str::to_owned),
+    caller.get(name).cloned().or(default.map(str::to_owned))
+}
+
+/// The value of an entry of a dataset: a whole `$NAME` too stands for what the caller has. `None`: not
+/// set.
+pub(super) fn of_dataset(value: &str, caller: &BTreeMap<String, String>) -> Option<String> {
+    let is_name = |name: &&str| {
+        name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    match value.strip_prefix('$').filter(is_name) {
+        Some(name) => caller.get(name).cloned(),
+        None => of_package(value, caller),
     }
 }
 
@@ -75,21 +77,32 @@ mod tests {
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into();
         for (value, wanted) in [
-            ("$KEY", Some("s3cret")),
             ("${KEY}", Some("s3cret")),
             ("${KEY:-other}", Some("s3cret")),
-            ("${EMPTY:-other}", Some("other")),
-            ("$EMPTY", Some("")),
-            ("$GONE", None),
+            ("${EMPTY:-other}", Some("")),
             ("${GONE}", None),
             ("${GONE:-}", Some("")),
+            ("${GONE:-a}b}", Some("a}b")),
             ("plain", Some("plain")),
             ("$KEY and more", Some("$KEY and more")),
+            ("${KEY} and more", Some("${KEY} and more")),
+            ("${KEY}${KEY}", Some("${KEY}${KEY}")),
+            ("${GONE:-a\nb}", Some("${GONE:-a\nb}")),
+            ("${GONE:x}", Some("${GONE:x}")),
             ("$1", Some("$1")),
             ("$", Some("$")),
             ("${}", Some("${}")),
         ] {
-            assert_eq!(resolve(value, &caller).as_deref(), wanted, "{value}");
+            assert_eq!(of_package(value, &caller).as_deref(), wanted, "{value}");
+            assert_eq!(of_dataset(value, &caller).as_deref(), wanted, "{value}");
+        }
+        for (value, wanted) in [
+            ("$KEY", Some("s3cret")),
+            ("$EMPTY", Some("")),
+            ("$GONE", None),
+        ] {
+            assert_eq!(of_package(value, &caller).as_deref(), Some(value));
+            assert_eq!(of_dataset(value, &caller).as_deref(), wanted, "{value}");
         }
     }
 

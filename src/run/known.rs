@@ -10,6 +10,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::json;
 use super::results::{AgentRun, Tokens};
 use crate::fs::Root;
 use crate::path::TreePath;
@@ -179,7 +180,7 @@ impl Known {
         let mut account = Account::default();
         for line in output.lines() {
             // Other programs may print between its lines.
-            if let Ok(Value::Object(event)) = serde_json::from_str(line) {
+            if let Ok(Value::Object(event)) = json::read(line.as_bytes()) {
                 account.add(self, &Value::Object(event));
             }
         }
@@ -197,9 +198,7 @@ pub(super) fn account_of_trajectory(logs: &Path, run: &mut AgentRun) {
         let (bytes, _) = root
             .read(&TreePath::new("trajectory.json").ok()?, MAX)
             .ok()?;
-        serde_json::from_slice::<Trajectory>(&bytes)
-            .ok()?
-            .final_metrics
+        json::read::<Trajectory>(&bytes).ok()?.final_metrics
     };
     let Some(told) = read() else { return };
     let cost = told.cost.filter(|cost| *cost >= 0.0);
@@ -331,7 +330,7 @@ const LAST_WORDS: usize = 4000;
 /// The last text of the agent in a stream of one of the known agents; of other output all of it.
 pub(super) fn last_words(output: &str) -> String {
     let said = output.lines().rev().find_map(|line| {
-        let event: Value = serde_json::from_str(line).ok()?;
+        let event: Value = json::read(line.as_bytes()).ok()?;
         let text = match event.get("type").and_then(Value::as_str)? {
             "result" => event.get("result"),
             "item.completed" if event.pointer("/item/type")? == "agent_message" => {

@@ -356,6 +356,68 @@ fn oracle_passes_and_nop_fails() {
     }
 }
 
+/// What `setup.sh`, `solve.sh` and `test.sh` can count on is what they have in Harbor.
+#[test]
+fn scripts_find_what_they_find_in_harbor() {
+    let steps = |names: &[&str]| {
+        let steps = names
+            .iter()
+            .map(|name| format!("[[steps]]\nname = \"{name}\"\n"));
+        let steps: Vec<_> = steps.collect();
+        format!("{TOML}{}", steps.concat())
+    };
+    let ok = |test: &str| format!("set -e; {test}; echo 1 > $LOGS/verifier/reward.txt");
+    let solves =
+        script("cd ${CASEPACK_SOLUTION_DIR:-/solution}; touch made; echo out; echo err >&2");
+    let solved = ok(
+        "ls ${CASEPACK_SOLUTION_DIR:-/solution}/made; cd $TESTS; touch made; \
+                     [ \"$(cat $LOGS/agent/oracle.txt)\" = \"$(printf 'out\\nerr')\" ]",
+    );
+    let marks = script("touch mark");
+    let no_time = format!("{TOML}[agent]\ntimeout_sec = 0\n");
+    let sets_up = script("touch $LOGS/artifacts/x $LOGS/agent/y");
+    let [one, two] = ["steps/a/instruction.md", "steps/b/instruction.md"].map(|path| (path, "Do."));
+    for mode in modes() {
+        let mut world = World::new(mode)
+            .package("a", TOML, &[("solution/solve.sh", &solves)], &solved)
+            .package(
+                "no-time",
+                &no_time,
+                &[("solution/solve.sh", &marks)],
+                &ok("[ ! -e mark ]"),
+            )
+            .package(
+                "set-up",
+                &steps(&["a"]),
+                &[one, ("steps/a/workdir/setup.sh", &sets_up)],
+                &ok("ls $LOGS/artifacts/x $LOGS/agent/y"),
+            )
+            .package(
+                "no-solution",
+                &steps(&["a", "b"]),
+                &[one, two, ("steps/a/solution/solve.sh", &marks)],
+                &ok("[ -e mark ]"),
+            )
+            .package(
+                "no-set-up",
+                &steps(&["a", "b"]),
+                &[one, two, ("steps/b/workdir/setup.sh", "exit 3")],
+                &ok(":"),
+            );
+        world.agent = Agent::Oracle;
+        let cases = world.run().cases;
+        for case in &cases {
+            assert_eq!(case.reward, Some(1.0), "{mode:?} {case:?}");
+        }
+        let agent = cases[1].agent.as_ref().unwrap();
+        assert_eq!((agent.timed_out, agent.exit_code), (true, None));
+        let told = cases[3].message.as_ref().unwrap();
+        assert!(told.contains("Step b: There is no solve.sh"), "{told}");
+        assert_eq!(cases[4].error, Some(ErrorKind::AgentStart));
+        assert!(!world.has("a/tests") && !world.has("a/solution"));
+    }
+}
+
 const OWN_DOCKERFILE: &str = "FROM x\nWORKDIR /workspace\nCOPY workspace/ .\n\
                               RUN [\"mkdir\", \"-p\", \"--\", \"/workspace/out\"]\n";
 
@@ -653,7 +715,10 @@ fn a_removed_workdir_is_judged_empty() {
 
 #[test]
 fn the_environment_is_what_was_asked_for() {
-    let toml = format!("{TOML}env = {{ GIVEN = \"${{GONE:-given}}\", OWN = \"task\" }}\n");
+    let toml = format!(
+        "{TOML}env = {{ GIVEN = \"${{GONE:-given}}\", OWN = \"task\", LITERAL = \"$HOME\", \
+         MISSING = \"${{NOT_SET_ANYWHERE}}\" }}\n"
+    );
     for mode in modes() {
         let mut world = World::new(mode)
             .simple("a")
@@ -671,7 +736,13 @@ fn the_environment_is_what_was_asked_for() {
             .insert("TOKEN".to_owned(), "$CALLERS_SECRET".to_owned());
         world.run();
         let env = world.read("b/workspace/env");
-        for line in ["GIVEN=given", "OWN=execution", "TOKEN=s3cret"] {
+        let lines = [
+            "GIVEN=given",
+            "OWN=execution",
+            "TOKEN=s3cret",
+            "LITERAL=$HOME",
+        ];
+        for line in lines {
             assert!(env.lines().any(|have| have == line), "{line}: {env}");
         }
         for name in ["CALLERS_SECRET=", "MISSING=", "CARGO", "USER="] {
@@ -914,7 +985,7 @@ fn an_agent_reaches_neither_the_key_nor_the_machine() {
         TOML,
         &[("tests/evaluation/annotations.yaml", "answer: 42"), ("environment/f", "f")],
         "cat found > $LOGS/verifier/found; cat $TESTS/evaluation/annotations.yaml > $LOGS/verifier/key\n\
-         true >> $TESTS/test.sh && echo wrote >> $LOGS/verifier/found\n\
+         echo spoilt > $TESTS/evaluation/annotations.yaml || echo 'not its own' >> $LOGS/verifier/found\n\
          echo 1 > $LOGS/verifier/reward.txt",
     );
     let project = world.path("project").display().to_string();
@@ -956,6 +1027,9 @@ fn an_agent_reaches_neither_the_key_nor_the_machine() {
     assert_eq!(case.status, Status::Passed, "{case:?}");
     assert_eq!(world.read("a/logs/verifier/found"), "end\n");
     assert_eq!(world.read("a/logs/verifier/key"), "answer: 42");
+    // The verifier has a copy of its own.
+    let key = world.path("project/dist/harbor/a/tests/evaluation/annotations.yaml");
+    assert_eq!(std::fs::read_to_string(key).unwrap(), "answer: 42");
     assert!(!Path::new("/usr/casepack-test").exists());
     assert!(!world.has("a/workspace/hard"));
 }

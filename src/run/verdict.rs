@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::json;
 use super::results::{ErrorKind, JudgeResult};
 use crate::fs::{ReadError, Root};
 use crate::path::TreePath;
 
 /// The largest reward file that is read.
-const REWARD_MAX: u64 = 1 << 20;
+const REWARD_MAX: u64 = 16 << 20;
 /// The largest `judges.json`.
 const JUDGES_MAX: u64 = 16 << 20;
 /// Of a rationale so much is repeated in the results.
@@ -29,7 +30,7 @@ pub(super) type NoReward = (ErrorKind, String);
 /// The rewards in `dir`, the verifier's log directory.
 pub(super) fn rewards(dir: &Root) -> Result<BTreeMap<String, f64>, NoReward> {
     if let Some(bytes) = reward_file(dir, "reward.json")? {
-        return json(&bytes);
+        return rewards_of_json(&bytes);
     }
     match reward_file(dir, "reward.txt")? {
         Some(bytes) => text(&bytes),
@@ -67,7 +68,14 @@ fn reward_file(dir: &Root, name: &str) -> Result<Option<Vec<u8>>, NoReward> {
     let Ok(path) = TreePath::new(name) else {
         return Ok(None);
     };
-    match dir.read(&path, REWARD_MAX) {
+    let read = match dir.read(&path, REWARD_MAX) {
+        Err(ReadError::Link) => match linked(dir, &path) {
+            Some(target) => dir.read(&target, REWARD_MAX),
+            None => Err(ReadError::Link),
+        },
+        read => read,
+    };
+    match read {
         Ok((bytes, _)) if bytes.is_empty() => {
             let message = format!("The verifier's {name} is empty.");
             Err((ErrorKind::RewardEmpty, message))
@@ -78,13 +86,21 @@ fn reward_file(dir: &Root, name: &str) -> Result<Option<Vec<u8>>, NoReward> {
     }
 }
 
-fn json(bytes: &[u8]) -> Result<BTreeMap<String, f64>, NoReward> {
+/// Where the link `name` leads, when that is a name in `dir` itself, as `reward.txt -> score.txt`. It
+/// is read there by the handle, and may be no link again.
+fn linked(dir: &Root, name: &TreePath) -> Option<TreePath> {
+    let target = rustix::fs::readlinkat(dir.handle(), name.as_str(), Vec::new()).ok()?;
+    let target = target.to_str().ok()?;
+    TreePath::new(target.strip_prefix("./").unwrap_or(target)).ok()
+}
+
+fn rewards_of_json(bytes: &[u8]) -> Result<BTreeMap<String, f64>, NoReward> {
     let invalid = |why: String| {
         let message = format!("The verifier's reward.json can not be used: {why}.");
         (ErrorKind::RewardInvalid, message)
     };
     // Python's reader takes NaN and Infinity, and Harbor then refuses them; this one refuses both.
-    let value: Value = serde_json::from_slice(bytes).map_err(|error| invalid(error.to_string()))?;
+    let value: Value = json::read(bytes).map_err(|error| invalid(error.to_string()))?;
     let Value::Object(entries) = value else {
         return Err(invalid(
             "it must be an object like {\"reward\": 1.0}".to_owned(),
@@ -141,7 +157,7 @@ pub(super) fn judges(dir: &Root) -> Vec<JudgeResult> {
     let Ok(Ok((bytes, _))) = read else {
         return Vec::new();
     };
-    let Ok(report) = serde_json::from_slice::<Value>(&bytes) else {
+    let Ok(report) = json::read::<Value>(&bytes) else {
         return Vec::new();
     };
     let judges = report.get("judges").and_then(Value::as_array);
@@ -220,11 +236,13 @@ mod tests {
     #[test]
     fn reads_reward_files_as_harbor_does() {
         use ErrorKind::{RewardEmpty, RewardInvalid, RewardMissing};
+        let blanks = format!("1{}", " ".repeat(2_000_000));
         for (files, wanted) in [
             (&[("reward.txt", "0.25")][..], Ok(one(0.25))),
             (&[("reward.txt", " 1\n")], Ok(one(1.0))),
             (&[("reward.txt", "1_0.5")], Ok(one(10.5))),
             (&[("reward.txt", "-1e-3")], Ok(one(-0.001))),
+            (&[("reward.txt", blanks.as_str())], Ok(one(1.0))),
             (
                 &[("reward.txt", "0.1"), ("reward.json", r#"{"reward": 1}"#)],
                 Ok(one(1.0)),
@@ -277,18 +295,38 @@ mod tests {
         }
         let more = of(&[("reward.json", r#"{"reward": 1, "x": 0.5}"#)]).unwrap();
         assert_eq!((more["reward"], more["x"]), (1.0, 0.5));
+        let odd = of(&[("reward.json", r#"{"reward": 1, "a\udcff": 0.5}"#)]).unwrap();
+        assert_eq!((odd["reward"], odd["a\u{fffd}"]), (1.0, 0.5));
     }
 
     #[test]
-    fn follows_no_link_and_opens_no_fifo() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("one"), "1").unwrap();
-        std::os::unix::fs::symlink("one", dir.path().join("reward.txt")).unwrap();
-        let root = Root::open(dir.path()).unwrap();
-        assert_eq!(rewards(&root).unwrap_err().0, ErrorKind::RewardInvalid);
-        std::fs::remove_file(dir.path().join("reward.txt")).unwrap();
+    fn follows_no_link_out_of_the_directory_and_opens_no_fifo() {
+        let above = tempfile::tempdir().unwrap();
+        let dir = above.path().join("verifier");
+        std::fs::create_dir(&dir).unwrap();
+        let root = Root::open(&dir).unwrap();
+        let own = dir.join("one").display().to_string();
+        for at in [above.path().join("one"), dir.join("one")] {
+            std::fs::write(at, "1").unwrap();
+        }
+        std::os::unix::fs::symlink("one", dir.join("other")).unwrap();
+        std::os::unix::fs::symlink("..", dir.join("up")).unwrap();
+        for (target, wanted) in [
+            ("one", Ok(one(1.0))),
+            ("./one", Ok(one(1.0))),
+            ("other", Err(ErrorKind::RewardInvalid)),
+            ("up/one", Err(ErrorKind::RewardInvalid)),
+            ("../one", Err(ErrorKind::RewardInvalid)),
+            (&own, Err(ErrorKind::RewardInvalid)),
+            ("gone", Err(ErrorKind::RewardMissing)),
+        ] {
+            std::os::unix::fs::symlink(target, dir.join("reward.txt")).unwrap();
+            assert_eq!(rewards(&root).map_err(|(kind, _)| kind), wanted, "{target}");
+            std::fs::remove_file(dir.join("reward.txt")).unwrap();
+        }
+        let dir = dir.as_path();
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
-        rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("reward.txt"), mode).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, dir.join("reward.txt"), mode).unwrap();
         assert_eq!(rewards(&root).unwrap_err().0, ErrorKind::RewardInvalid);
     }
 

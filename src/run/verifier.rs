@@ -13,7 +13,7 @@ use super::package::{Artifact, Step, TEST};
 use super::process::Cut;
 use super::results::{ErrorKind, StepResult, VerifierRun};
 use super::sandbox::Mount;
-use super::verdict;
+use super::{Agent, verdict};
 use crate::fs::{Root, remove_tree};
 use crate::path::TreePath;
 
@@ -61,8 +61,16 @@ impl Work<'_> {
             Mount::write(&logs, "/logs/agent"),
             Mount::write(dir.join("logs/artifacts"), "/logs/artifacts"),
             Mount::write(&verifier, "/logs/verifier"),
-            Mount::read(&tests, "/tests"),
+            // A copy of its own, in which pytest and others may write.
+            Mount::write(&tests, "/tests"),
         ];
+        // What the oracle brought is still there, as in Harbor.
+        let solution = self.dir.join("solution");
+        if separate.is_none() && self.runner.request.agent == Agent::Oracle && solution.exists() {
+            let seen = self.seen(&solution, "/solution");
+            env.insert("CASEPACK_SOLUTION_DIR".to_owned(), seen);
+            mounts.push(Mount::write(solution, "/solution"));
+        }
         if let Some(workspace) = &workspace {
             mounts.push(Mount::write(workspace, &self.package.workdir));
             if self.runner.sandbox.is_none() {

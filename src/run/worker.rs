@@ -10,16 +10,17 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::agent::{self, Call, Values, WORD_MAX};
-use super::case::{Failure, Life, Party, Work, capture, first_line, how, stage};
+use super::case::{Failure, Life, Party, Work, agent_logs, capture, first_line, how, stage};
 use super::known::{Asked, Known, account_of_trajectory, without_prompt};
 use super::package::{SOLVE, Step};
-use super::process::Cut;
+use super::process::{Cut, Ended};
 use super::results::{AgentRun, ErrorKind, StepResult};
 use super::sandbox::{self, Brought, Mount, OWN, find_program};
 use super::{Agent, Request};
 use crate::dataset::{Execution, Runner, RunnerCommand, unknown_placeholder};
 use crate::diag::{Diagnostic, Rule};
-use crate::fs::{remove_tree, write_atomic};
+use crate::fs::write_atomic;
+use crate::tree::Tree;
 use crate::yaml::Yaml;
 
 /// The time that a `cli` agent is told when there is no limit: the harness's default.
@@ -58,15 +59,25 @@ impl Work<'_> {
         let timeout = self.runner.request.agent_timeout.or(step.agent.timeout);
         let ready = match self.runner.request.agent {
             Agent::Nop => return Ok(None),
-            Agent::Oracle => self.oracle(step, dir, &solution)?,
+            Agent::Oracle => match &step.solution {
+                Some(tree) => self.oracle(tree, dir, &solution)?,
+                // As in Harbor the step is judged all the same.
+                None if self.package.strategy.is_some() => {
+                    report.add_message("There is no solve.sh for it, so the oracle did nothing.");
+                    return Ok(None);
+                }
+                None => {
+                    return Err(Failure::NoVerdict(
+                        ErrorKind::AgentStart,
+                        "The package has no solution/solve.sh for the oracle to run.".to_owned(),
+                    ));
+                }
+            },
             Agent::Runner => self.runner_agent(index, step, dir, life, timeout)?,
         };
         let mut env = self.agent_env(index, life)?;
         env.extend(ready.env);
-        let mut mounts = vec![
-            Mount::write(dir.join("logs/agent"), "/logs/agent"),
-            Mount::write(dir.join("logs/artifacts"), "/logs/artifacts"),
-        ];
+        let mut mounts = agent_logs(dir);
         mounts.extend(ready.mounts);
         let program = ready.command.first().cloned().unwrap_or_default();
         let party = Party {
@@ -84,8 +95,15 @@ impl Work<'_> {
                 Some(capture(&dir.join("stderr.txt"))?),
             ),
         };
-        let ended = self.start(party);
-        remove_tree(&solution).ok();
+        let ended = if timeout == Some(Duration::ZERO) {
+            // Nobody can do anything in no time (harbor.md 2).
+            Ok(Ended {
+                cut: Some(Cut::TimeUp),
+                ..Ended::default()
+            })
+        } else {
+            self.start(party)
+        };
         let ended = ended.map_err(|error| self.not_started(&program, &error.to_string()))?;
         if ended.not_started {
             let said = first_line(dir, "stderr.txt");
@@ -126,13 +144,7 @@ impl Work<'_> {
     }
 
     /// The package's own solution, as Harbor's agent of that name runs it.
-    fn oracle(&self, step: &Step, dir: &Path, solution: &Path) -> Result<Ready, Failure> {
-        let tree = step.solution.as_ref().ok_or_else(|| {
-            Failure::NoVerdict(
-                ErrorKind::AgentStart,
-                "The package has no solution/solve.sh for the oracle to run.".to_owned(),
-            )
-        })?;
+    fn oracle(&self, tree: &Tree, dir: &Path, solution: &Path) -> Result<Ready, Failure> {
         stage(tree, solution)?;
         let seen = self.seen(solution, "/solution");
         let mut env = self.resolved("solution", &self.package.solution_env)?;
@@ -142,7 +154,7 @@ impl Work<'_> {
         env.insert("CASEPACK_SOLUTION_DIR".to_owned(), seen.clone());
         Ok(Ready {
             command: self.script(tree, SOLVE, &format!("{seen}/{SOLVE}")),
-            mounts: vec![Mount::read(solution, "/solution")],
+            mounts: vec![Mount::write(solution, "/solution")],
             env,
             ..Ready::default()
         })
