@@ -19,6 +19,7 @@ mod json;
 mod keeper;
 mod known;
 mod limits;
+mod outside;
 mod overlay;
 mod package;
 mod packages;

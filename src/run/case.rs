@@ -24,7 +24,7 @@ use super::results::{
     AgentRun, CaseResult, ErrorKind, HookRun, Outputs, Status, StepResult, to_text,
 };
 use super::sandbox::{self, Mount, Sandbox};
-use super::{Agent, PackageRef, Request, changes, collect, env, known, overlay, verdict};
+use super::{Agent, PackageRef, Request, changes, collect, env, known, outside, overlay, verdict};
 use crate::dataset::{self, Execution, Instruction, Phase};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::fs::{Root, remove_tree, unlock_dir, write_atomic};
@@ -198,6 +198,13 @@ impl Runner<'_> {
             Err(failure) => Some(failure),
             Ok(work) => {
                 let failure = work.live(&mut result, &mut messages).err();
+                if failure.is_none()
+                    && result
+                        .reward
+                        .is_some_and(|reward| reward < self.request.pass_at)
+                {
+                    messages.extend(outside::told(&work.package));
+                }
                 result.outputs = work.collect(&mut messages);
                 work.leave_changes(&mut messages);
                 work.clean_up(&mut messages);

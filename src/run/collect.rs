@@ -2,11 +2,14 @@
 //!
 //! Owns what is taken and the limits. Refuses to know who declared it.
 //! Invariant: only regular files below the workspace are read, through its handle; no link is
-//! followed, nothing that is no file is opened, and what is left behind is told (policy 20).
+//! followed, nothing that is no file is opened, and what is left behind is told (policy 20). A link
+//! that is taken leads to nothing but what is taken with it.
 
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::ffi::OsString;
+use std::fs::{File, Permissions};
 use std::io::{self, Read};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
 use super::results::{OutputFile, OutputSkipped, Outputs};
@@ -34,6 +37,15 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Of what an agent leaves to a verifier that is elsewhere, which Harbor does not bound at all.
+    pub(super) const ARTIFACTS: Self = Self {
+        file: 8 << 30,
+        total: 8 << 30,
+        files: 1_000_000,
+    };
+}
+
 /// So many of what is left behind are named.
 const NAMED_MAX: usize = 100;
 
@@ -54,7 +66,7 @@ pub(super) fn outputs(
             leave: &|_| false,
         })
         .collect();
-    wanted(workspace, &all, into, limits)
+    take(workspace, &all, into, limits, false)
 }
 
 /// What is to be taken.
@@ -65,21 +77,80 @@ pub(super) struct Wanted<'a> {
     pub(super) leave: &'a dyn Fn(&TreePath) -> bool,
 }
 
-/// As [`outputs`], without some of what is there.
+/// As [`outputs`], for who is to go on with it: as Harbor does, with what is executable, with empty
+/// directories, and with links, but those that lead out of what is wanted.
 ///
 /// # Errors
 /// As there.
-pub(super) fn wanted(
+pub(super) fn artifacts(
+    workspace: &Root,
+    wanted: &[Wanted<'_>],
+    into: &Path,
+) -> io::Result<Outputs> {
+    take(workspace, wanted, into, Limits::ARTIFACTS, true)
+}
+
+/// Whether [`artifacts`] would take all of `dir` as it is.
+pub(super) fn is_taken_whole(dir: &Root) -> bool {
+    let mut whole = true;
+    let walked = dir.walk(None, &mut |found| {
+        if let Found::Thing(thing) = found {
+            whole &= match thing.kind {
+                Kind::Link => target(dir, &thing.path, None).is_some(),
+                Kind::Special => false,
+                Kind::File | Kind::Dir => true,
+            };
+        }
+        if whole { Walk::Enter } else { Walk::Skip }
+    });
+    walked.is_ok() && whole
+}
+
+/// Where the link at `link` leads, if that is in `top` (`None`: in `root`). On its way it may pass no
+/// other link, which could lead anywhere.
+fn target(root: &Root, link: &TreePath, top: Option<&TreePath>) -> Option<OsString> {
+    let parent = link.parent();
+    let dir = root.open_dir(parent.as_ref()).ok()?;
+    let target = rustix::fs::readlinkat(dir, link.name(), Vec::new()).ok()?;
+    let text = target.to_str().ok()?;
+    let mut at: Vec<&str> = Vec::new();
+    at.extend(parent.iter().flat_map(TreePath::components));
+    if text.is_empty() || text.starts_with('/') {
+        return None;
+    }
+    let mut parts = text.split('/').filter(|part| !matches!(*part, "" | "."));
+    let mut next = parts.next();
+    while let Some(part) = next {
+        next = parts.next();
+        if part == ".." {
+            at.pop()?;
+            continue;
+        }
+        at.push(part);
+        if next.is_some() {
+            let path = TreePath::new(&at.join("/")).ok()?;
+            if matches!(root.stat(&path), Ok(Some((Kind::Link, _))) | Err(_)) {
+                return None;
+            }
+        }
+    }
+    let top: Vec<&str> = top.into_iter().flat_map(TreePath::components).collect();
+    at.starts_with(&top).then(|| text.into())
+}
+
+fn take(
     workspace: &Root,
     wanted: &[Wanted<'_>],
     into: &Path,
     limits: Limits,
+    whole: bool,
 ) -> io::Result<Outputs> {
     std::fs::create_dir(into)?;
     let mut taker = Taker {
         workspace,
         into,
         limits,
+        whole,
         total: 0,
         seen: BTreeSet::new(),
         unnamed: 0,
@@ -137,6 +208,8 @@ struct Taker<'a> {
     workspace: &'a Root,
     into: &'a Path,
     limits: Limits,
+    /// As artifacts are taken.
+    whole: bool,
     total: u64,
     /// Files of declared outputs that overlap are taken once.
     seen: BTreeSet<TreePath>,
@@ -165,7 +238,10 @@ impl Taker<'_> {
     }
 
     fn dir(&mut self, dir: Option<&TreePath>, leave: &dyn Fn(&TreePath) -> bool) -> io::Result<()> {
-        let mut written = Ok(());
+        let mut written = match dir {
+            Some(dir) if self.whole => std::fs::create_dir_all(self.into.join(dir.as_str())),
+            _ => Ok(()),
+        };
         let workspace = self.workspace;
         let walked = workspace.walk(dir, &mut |found| {
             if written.is_err() {
@@ -179,7 +255,11 @@ impl Taker<'_> {
                         self.skip(thing.path.as_str(), "there are too many files");
                         return Walk::Skip;
                     }
+                    Kind::Dir if self.whole => {
+                        written = std::fs::create_dir_all(self.into.join(thing.path.as_str()));
+                    }
                     Kind::Dir => {}
+                    Kind::Link if self.whole => written = self.link(&thing.path, dir),
                     Kind::File => written = self.file(&thing.path),
                     kind => self.skip(thing.path.as_str(), kind_reason(kind)),
                 },
@@ -206,6 +286,25 @@ impl Taker<'_> {
 
     fn full(&self) -> bool {
         self.outputs.files.len() >= self.limits.files
+    }
+
+    fn link(&mut self, path: &TreePath, top: Option<&TreePath>) -> io::Result<()> {
+        if self.full() {
+            self.skip(path.as_str(), "there are too many files");
+            return Ok(());
+        }
+        let Some(target) = target(self.workspace, path, top) else {
+            self.skip(path.as_str(), "it is a symbolic link that leads out of it");
+            return Ok(());
+        };
+        if !self.seen.insert(path.clone()) {
+            return Ok(());
+        }
+        self.outputs.files.push(OutputFile {
+            path: path.to_string(),
+            size: 0,
+        });
+        symlink(target, self.into.join(path.as_str()))
     }
 
     fn file(&mut self, path: &TreePath) -> io::Result<()> {
@@ -245,7 +344,11 @@ impl Taker<'_> {
             std::fs::create_dir_all(parent)?;
         }
         // Nobody should be writing to it any more; if somebody is, the limit still holds.
-        let size = io::copy(&mut file.take(stamp.size), &mut File::create_new(&target)?)?;
+        let mut copy = File::create_new(&target)?;
+        let size = io::copy(&mut file.take(stamp.size), &mut copy)?;
+        if self.whole && stamp.executable {
+            copy.set_permissions(Permissions::from_mode(0o755))?;
+        }
         self.total = self.total.saturating_add(size);
         self.outputs.files.push(OutputFile {
             path: path.to_string(),
@@ -325,7 +428,7 @@ mod tests {
                 ("a.txt", "out/own"),
                 ("/etc", "linked"),
             ] {
-                std::os::unix::fs::symlink(target, dir.join(link)).unwrap();
+                symlink(target, dir.join(link)).unwrap();
             }
             let mode = rustix::fs::Mode::from_raw_mode(0o600);
             rustix::fs::mkfifoat(rustix::fs::CWD, dir.join("out/fifo"), mode).unwrap();
@@ -373,6 +476,63 @@ mod tests {
             "{}",
             sparse.reason
         );
+    }
+
+    #[test]
+    fn artifacts_are_whole_and_lead_nowhere_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = dir.path().join("workspace");
+        std::fs::create_dir_all(workspace.join("d/empty")).unwrap();
+        std::fs::create_dir(workspace.join("d/sub")).unwrap();
+        std::fs::write(workspace.join("d/run"), "x").unwrap();
+        std::fs::write(workspace.join("beside"), "x").unwrap();
+        let mode = Permissions::from_mode(0o4711);
+        std::fs::set_permissions(workspace.join("d/run"), mode).unwrap();
+        let root = Root::open(&workspace).unwrap();
+        let link = |target: &str, name: &str| symlink(target, workspace.join(name)).unwrap();
+        for (target, name) in [
+            ("run", "d/a"),
+            ("../d/./run", "d/b"),
+            ("../sub/../run", "d/sub/c"),
+            ("gone", "d/e"),
+            (".", "d/sub/f"),
+        ] {
+            link(target, name);
+        }
+        assert!(is_taken_whole(&root));
+        link("../beside", "d/g");
+        link(".", "out");
+        assert!(is_taken_whole(&root));
+        for (target, name) in [
+            ("/etc/passwd", "d/h"),
+            ("../../x", "d/i"),
+            // By way of another link, which leads further up than it looks.
+            ("f/../../beside", "d/sub/j"),
+        ] {
+            link(target, name);
+            assert!(!is_taken_whole(&root), "{name}");
+            std::fs::remove_file(workspace.join(name)).unwrap();
+            link(target, &format!("{name}2"));
+            std::fs::rename(workspace.join(format!("{name}2")), workspace.join(name)).unwrap();
+        }
+        let into = dir.path().join("into");
+        let wanted = Wanted {
+            path: Some(TreePath::new("d").unwrap()),
+            leave: &|_| false,
+        };
+        let taken = artifacts(&root, &[wanted], &into).unwrap();
+        let left: Vec<_> = taken.skipped.iter().map(|it| it.path.as_str()).collect();
+        assert_eq!(left, ["d/g", "d/h", "d/i", "d/sub/j"]);
+        assert!(into.join("d/empty").is_dir() && !into.join("beside").exists());
+        let mode = into.join("d/run").metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755);
+        for (target, name) in [("run", "d/a"), ("../d/./run", "d/b"), ("gone", "d/e")] {
+            assert_eq!(
+                std::fs::read_link(into.join(name)).unwrap(),
+                Path::new(target)
+            );
+        }
+        assert_eq!(std::fs::read(into.join("d/sub/c")).unwrap(), b"x");
     }
 
     #[test]

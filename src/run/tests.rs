@@ -931,6 +931,54 @@ fn a_separate_verifier_sees_only_artifacts() {
         assert_eq!(world.read("some/logs/verifier/seen"), "start  made");
         assert_eq!(world.read("all/logs/verifier/seen"), "changed made");
     }
+    // They come as they are, but for what is no file, or leads elsewhere.
+    let ok = |test: &str| format!("set -e; {test}; echo 1 > $LOGS/verifier/reward.txt");
+    let whole = "[ -x d/run ]; [ \"$(cat d/link)\" = x ]; [ -L d/link ]; [ -d d/empty ]; \
+                 [ $(stat -c %s big) = 68157440 ]";
+    let some = ok(&format!("{whole}; [ ! -e d/old ]; [ ! -e given ]"));
+    let all = ok(&format!(
+        "{whole}; [ ! -L out ]; [ ! -e fifo ]; [ -e given ]; \
+         [ $LOGS != /logs ] || [ ! -L $LOGS/artifacts/out ]"
+    ));
+    for mode in modes() {
+        let world = World::new(mode)
+            .package(
+                "some",
+                &toml("\"/workspace/d\", \"/workspace/big\""),
+                &[("environment/d/old", "")],
+                &some,
+            )
+            .package("all", &toml("\"/workspace\""), &[], &all)
+            .agent(
+                "mkdir -p d/empty; rm -f d/old; touch given; echo x > d/run; chmod +x d/run\n\
+                 ln -s run d/link; truncate -s 65M big; mkfifo fifo\n\
+                 ln -s /etc/passwd out; ln -s /tests $LOGS/artifacts/out",
+            );
+        let cases = world.run().cases;
+        for case in &cases {
+            assert_eq!(case.reward, Some(1.0), "{mode:?} {case:?}");
+        }
+        let told = cases[1].message.as_ref().unwrap();
+        assert!(
+            told.contains("Of the artifacts fifo stayed behind"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn a_place_that_no_verifier_sees_is_told_where_it_may_be_why() {
+    let told = [("instruction.md", "Write 1 to /tmp/v5/answer.txt.\n")];
+    let test = "[ -e /tmp/v5/answer.txt ] && exit; echo $(cat own) > $LOGS/verifier/reward.txt";
+    for mode in modes() {
+        let world = World::new(mode)
+            .package("a", TOML, &told, test)
+            .package("b", TOML, &[("environment/own", "0")], test)
+            .agent("echo 0 > own");
+        let [told, untold] = world.run().cases.try_into().unwrap();
+        assert!(told.message.unwrap().contains("name /tmp/v5/answer.txt"));
+        assert_eq!((untold.reward, untold.message), (Some(0.0), None));
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::collect::{self, Wanted};
 use super::exclude::Exclude;
 use super::package::{Artifact, Step, TEST};
 use super::process::Cut;
-use super::results::{ErrorKind, StepResult, VerifierRun};
+use super::results::{ErrorKind, Outputs, StepResult, VerifierRun};
 use super::sandbox::Mount;
 use super::{Agent, verdict};
 use crate::fs::{Root, remove_tree};
@@ -46,10 +46,12 @@ impl Work<'_> {
         env.insert("CASEPACK_TESTS_DIR".to_owned(), seen.clone());
         let logs = dir.join("logs/agent");
         let kept = dir.join("agent-logs");
+        let mut published = dir.join("logs/artifacts");
         let mut workspace = None;
         let mut own_logs = false;
         if let Some(separate) = separate {
-            workspace = self.separate_workspace(&separate.artifacts, report)?;
+            workspace = self.separate_workspace(step, &separate.artifacts, report)?;
+            published = self.separate_logs(&published, report)?;
             own_logs = !separate.artifacts.iter().any(|it| it.covers("/logs/agent"));
         }
         if own_logs {
@@ -59,7 +61,7 @@ impl Work<'_> {
         }
         let mut mounts = vec![
             Mount::write(&logs, "/logs/agent"),
-            Mount::write(dir.join("logs/artifacts"), "/logs/artifacts"),
+            Mount::write(&published, "/logs/artifacts"),
             Mount::write(&verifier, "/logs/verifier"),
             // A copy of its own, in which pytest and others may write.
             Mount::write(&tests, "/tests"),
@@ -100,7 +102,8 @@ impl Work<'_> {
             remove_tree(&logs).map_err(|error| failed(error.source))?;
             std::fs::rename(&kept, &logs).map_err(failed)?;
         }
-        for gone in [Some(tests), workspace].into_iter().flatten() {
+        let published = Some(published).filter(|path| !path.starts_with(dir.join("logs")));
+        for gone in [Some(tests), workspace, published].into_iter().flatten() {
             remove_tree(&gone).ok();
         }
         let ended = match ended {
@@ -150,10 +153,30 @@ impl Work<'_> {
         })
     }
 
+    /// What a verifier that has an environment of its own sees of `published`, which is `/logs/artifacts`:
+    /// that, or a copy of what can be taken.
+    fn separate_logs(&self, published: &Path, report: &mut StepResult) -> Result<PathBuf, Failure> {
+        let failed = |error: io::Error| Failure::io("Preparing the verifier's /logs", &error);
+        let root = Root::open(published).map_err(|error| failed(error.source))?;
+        if collect::is_taken_whole(&root) {
+            return Ok(published.to_owned());
+        }
+        let copy = self.dir.join("verifier-artifacts");
+        remove_tree(&copy).map_err(|error| failed(error.source))?;
+        let all = Wanted {
+            path: None,
+            leave: &|_| false,
+        };
+        let found = collect::artifacts(&root, &[all], &copy).map_err(failed)?;
+        tell_left(&found, report);
+        Ok(copy)
+    }
+
     /// The workspace of a verifier that has an environment of its own: as it was at the start, and
     /// what the package's artifacts name. `None`: all of the workdir is named.
     fn separate_workspace(
         &self,
+        step: &Step,
         artifacts: &[Artifact],
         report: &mut StepResult,
     ) -> Result<Option<PathBuf>, Failure> {
@@ -180,7 +203,10 @@ impl Work<'_> {
             if !first {
                 continue;
             }
-            if place.is_none() && exclude.is_empty() {
+            // With nothing to leave out, and no agent that comes after, that is the one there is.
+            let last = self.package.steps.last().map(|last| &last.name) == Some(&step.name);
+            let whole = place.is_none() && exclude.is_empty();
+            if whole && last && collect::is_taken_whole(&self.workspace) {
                 return Ok(None);
             }
             leaves.push((place.clone(), left_of(exclude, place, above)));
@@ -206,18 +232,8 @@ impl Work<'_> {
                 leave,
             })
             .collect();
-        let limits = collect::Limits::default();
-        let found = collect::wanted(&self.workspace, &wanted, &taken, limits).map_err(failed)?;
-        if let Some(left) = found.skipped.first() {
-            let more = match found.skipped.len() - 1 {
-                0 => String::new(),
-                more => format!(" So did {more} more."),
-            };
-            report.add_message(&format!(
-                "Of the artifacts {} stayed behind: {}.{more}",
-                left.path, left.reason
-            ));
-        }
+        let found = collect::artifacts(&self.workspace, &wanted, &taken).map_err(failed)?;
+        tell_left(&found, report);
         // A directory among the artifacts takes the place of the one that is there; what is in it
         // comes with it, as it comes after it.
         named.sort();
@@ -239,6 +255,20 @@ impl Work<'_> {
         clear(&taken)?;
         Ok(Some(path))
     }
+}
+
+fn tell_left(found: &Outputs, report: &mut StepResult) {
+    let Some(left) = found.skipped.first() else {
+        return;
+    };
+    let more = match found.skipped.len() - 1 {
+        0 => String::new(),
+        more => format!(" So did {more} more."),
+    };
+    report.add_message(&format!(
+        "Of the artifacts {} stayed behind: {}.{more}",
+        left.path, left.reason
+    ));
 }
 
 /// Whether something of an artifact stays behind.
