@@ -80,7 +80,12 @@ pub fn github_property(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Inline text of Markdown (`CommonMark` with GitHub's tables, maths and emoji), on one line.
+/// A space without a width. What GitHub and GitLab take for a person, an issue or an address they
+/// look for in the text that is shown, where nothing is escaped any more; so it has to be broken.
+const BREAK: &str = "&#8203;";
+
+/// Inline text of Markdown (`CommonMark` with GitHub's tables, maths and emoji), on one line, which
+/// calls nobody and leads nowhere.
 pub fn markdown(text: &str) -> Cow<'_, str> {
     // List markers, rules and headings count only at the start of a line, which is where a caller
     // may put the text.
@@ -88,8 +93,23 @@ pub fn markdown(text: &str) -> Cow<'_, str> {
     let mut at = 0;
     replace(text, move |c| {
         let (first, after_number) = (at == 0, digits > 0 && at == digits);
+        let before = |word: &str| {
+            let start = at.checked_sub(word.len());
+            let split = start.and_then(|start| text.get(..at)?.split_at_checked(start));
+            split.is_some_and(|(before, it)| {
+                it.eq_ignore_ascii_case(word) && !before.ends_with(char::is_alphanumeric)
+            })
+        };
+        let digit = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
+        let (reference, issue, host) = (digit(at + 1), before("gh"), before("www"));
         at += c.len_utf8();
         match c {
+            '@' => Some(format!("@{BREAK}").into()),
+            // An issue, a merge request, an epic.
+            '#' | '!' if reference => Some(format!("\\{c}{BREAK}").into()),
+            '&' if reference => Some(format!("&amp;{BREAK}").into()),
+            '-' if reference && issue => Some(format!("-{BREAK}").into()),
+            '.' if host => Some(format!("{BREAK}.").into()),
             '<' => shown("&lt;"),
             '>' => shown("&gt;"),
             '&' => shown("&amp;"),
@@ -323,6 +343,24 @@ mod tests {
             markdown("a\u{202e}\n[x](y) <b>|`*_~ $m$ :smile: &lt;"),
             "a\\u{202e}\\n\\[x\\](y) &lt;b&gt;\\|\\`\\*\\_\\~ \\$m\\$ \\:smile\\: &amp;lt;"
         );
+    }
+
+    #[test]
+    fn markdown_calls_nobody_and_leads_nowhere() {
+        for (text, escaped) in [
+            ("@octocat", "@&#8203;octocat"),
+            ("a@b.c @org/team", "a@&#8203;b.c @&#8203;org/team"),
+            (
+                "o/r#12 GH-1 gh-2",
+                "o/r\\#&#8203;12 GH-&#8203;1 gh-&#8203;2",
+            ),
+            ("!7 &8", "\\!&#8203;7 &amp;&#8203;8"),
+            ("www.x.y WWW.x", "www&#8203;.x.y WWW&#8203;.x"),
+            ("https://x.y", "https\\://x.y"),
+            ("high-5 a.b", "high-5 a.b"),
+        ] {
+            assert_eq!(markdown(text), escaped);
+        }
     }
 
     #[test]
