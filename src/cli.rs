@@ -48,7 +48,7 @@ use self::outcome::{Failure, Outcome};
 use self::settings::{Look, Machine};
 use crate::diag::Diagnostics;
 use crate::escape;
-use crate::run::{KEEP, keep};
+use crate::run::{GUARD, KEEP, guard, keep};
 
 /// What every verb is given.
 struct Context {
@@ -70,9 +70,15 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         ui::to_stderr(&bug(info.payload_as_str(), place));
     }));
     let args: Vec<OsString> = args.into_iter().collect();
-    if args.get(1).is_some_and(|word| word == KEEP) {
-        // Started by a run, for one of its agents.
-        return match keep(args.get(2..).unwrap_or_default()) {
+    // Started by a run, for one of its agents or for itself.
+    let rest = args.get(2..).unwrap_or_default();
+    let served = match args.get(1) {
+        Some(word) if word == KEEP => Some(keep(rest)),
+        Some(word) if word == GUARD => Some(guard(rest).map(|ended| u8::from(!ended))),
+        _ => None,
+    };
+    if let Some(served) = served {
+        return match served {
             Ok(status) => status.into(),
             Err(why) => {
                 ui::to_stderr(&format!("casepack: {why}\n"));

@@ -26,8 +26,8 @@ pub use self::resolve::{ResolveError, Resolved, Roots};
 pub use self::walk::{DirEntry, Found, Listing, Thing, Unknown, Walk};
 pub(crate) use self::write::{STAGING, write_all};
 pub use self::write::{
-    StagedDir, StagedFile, remove_at_once, remove_tree, replace, sweep_stale, unlock_dir,
-    write_atomic,
+    StagedDir, StagedFile, drop_set_ids, remove_at_once, remove_tree, replace, sweep_stale,
+    unlock_dir, write_atomic,
 };
 use crate::path::TreePath;
 

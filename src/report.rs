@@ -28,7 +28,7 @@ pub use self::words::{mean_reward, usage};
 use crate::escape;
 use crate::fs::{FsError, Root, write_atomic};
 use crate::path::TreePath;
-use crate::run::{CaseResult, RunResults};
+use crate::run::{CaseResult, RunResults, Secrets};
 
 /// The `schema` field of `results.json`.
 pub const SCHEMA: &str = "casepack.results.v1";
@@ -50,9 +50,9 @@ pub fn results_json(results: &RunResults) -> Value {
 ///
 /// # Errors
 /// What the disk gave.
-pub fn write(results: &RunResults) -> Result<PathBuf, FsError> {
+pub fn write(results: &RunResults, secrets: Secrets) -> Result<PathBuf, FsError> {
     let path = write_results(results, &results.dir)?;
-    Report::of(results).write(&results.dir)?;
+    Report::of(results, secrets).write(&results.dir)?;
     Ok(path)
 }
 
@@ -78,20 +78,22 @@ pub struct Report<'a> {
     /// Run directories that could be opened.
     roots: BTreeMap<&'a Path, Root>,
     compared: Option<(&'a RunResults, Vec<Changed<'a>>)>,
+    /// What is not shown of the files of cases.
+    secrets: Secrets,
 }
 
 impl<'a> Report<'a> {
-    /// Of a run as it is in its directory.
-    pub fn of(results: &'a RunResults) -> Self {
-        Self::made(results, &[])
+    /// Of a run as it is in its directory; `secrets` are hidden in what is shown of its files.
+    pub fn of(results: &'a RunResults, secrets: Secrets) -> Self {
+        Self::made(results, &[], secrets)
     }
 
     /// Of what was put together.
-    pub fn of_merged(merged: &'a Merged) -> Self {
-        Self::made(&merged.results, &merged.homes)
+    pub fn of_merged(merged: &'a Merged, secrets: Secrets) -> Self {
+        Self::made(&merged.results, &merged.homes, secrets)
     }
 
-    fn made(results: &'a RunResults, homes: &'a [PathBuf]) -> Self {
+    fn made(results: &'a RunResults, homes: &'a [PathBuf], secrets: Secrets) -> Self {
         let dirs = homes.iter().chain([&results.dir]).map(PathBuf::as_path);
         let mut roots = BTreeMap::new();
         for dir in dirs {
@@ -106,6 +108,7 @@ impl<'a> Report<'a> {
             homes,
             roots,
             compared: None,
+            secrets,
         }
     }
 
@@ -337,9 +340,9 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut all = results(vec![case("a", Status::Passed, Some(1.0))]);
         dir.path().clone_into(&mut all.dir);
-        write(&all).unwrap();
+        write(&all, Secrets::default()).unwrap();
         all.interrupted = true;
-        let text = std::fs::read_to_string(write(&all).unwrap()).unwrap();
+        let text = std::fs::read_to_string(write(&all, Secrets::default()).unwrap()).unwrap();
         let read: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(read, results_json(&all));
         let written = std::fs::read_dir(dir.path()).unwrap().count();

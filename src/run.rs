@@ -14,6 +14,7 @@ mod collect;
 mod engine;
 mod env;
 mod exclude;
+mod guard;
 mod hooks;
 mod json;
 mod keeper;
@@ -33,7 +34,8 @@ mod verdict;
 mod verifier;
 mod worker;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -43,8 +45,10 @@ use std::time::{Duration, Instant};
 use self::agent::Project;
 use self::case::{Runner, write_result};
 use self::cgroup::Groups;
+pub use self::env::Secrets;
+use self::guard::Guard;
+pub use self::guard::{GUARD, guard};
 use self::hooks::{Around, Hooks, Told};
-use self::keeper::Sweeper;
 pub use self::keeper::{KEEP, keep};
 pub use self::known::Known;
 pub use self::packages::{Packages, find as find_packages};
@@ -60,7 +64,7 @@ use crate::dataset::{self, Dataset, Execution, Mode, OUTPUT_MARK, Phase, Thresho
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
 use crate::digest::Digest;
 use crate::event::{Event, Observer, Stage};
-use crate::fs::remove_tree;
+use crate::fs::{drop_set_ids, remove_tree};
 use crate::path::CaseId;
 use crate::target::harbor;
 
@@ -178,6 +182,9 @@ pub struct Request<'a> {
     pub again: &'a AtomicBool,
 }
 
+/// The permissions of a run's directory.
+const PRIVATE: u32 = 0o700;
+
 /// Where sandboxes find `/etc` while the run lasts, in its directory.
 const ETC: &str = ".etc";
 
@@ -208,6 +215,12 @@ pub enum Error {
         path: PathBuf,
         /// Why not.
         reason: String,
+    },
+    /// The directory of runs is a link.
+    #[error("the directory of runs {path} is a link", path = path.display())]
+    Linked {
+        /// The link.
+        path: PathBuf,
     },
     /// Not usable as the name of a directory.
     #[error("'{id}' is no run id: use letters, digits, dots, dashes and underscores")]
@@ -256,10 +269,6 @@ pub fn run(
             source,
         }
     };
-    if request.runs_dir.is_symlink() {
-        let why = std::io::Error::other("it is a link: name the directory that it leads to");
-        return Err(io("using the directory of runs", request.runs_dir)(why));
-    }
     // The mark says that it is no case, where the dataset is where casepack is started.
     std::fs::create_dir_all(request.runs_dir.join(OUTPUT_MARK))
         .map_err(io("creating the directory of runs", request.runs_dir))?;
@@ -267,8 +276,15 @@ pub fn run(
     let runs_dir = runs_dir.map_err(io("opening the directory of runs", request.runs_dir))?;
     let dir = runs_dir.join(request.run_id);
     if let Some(args) = request.harbor {
+        // Which is not asked whether they may have them, as Harbor's own command line does.
+        tell_of_variables(request, diags);
+        if diags.has_errors() {
+            return Err(Error::Refused);
+        }
         return by_harbor(request, args, &agent, dir, observer);
     }
+    // Without it all ends with casepack as well, but for what was just being started.
+    let _guard = request.keeper.then(Guard::start);
     let sandbox = find_sandbox(request, &runs_dir);
     let mut warnings = Vec::new();
     let sandbox = match (sandbox, request.sandbox) {
@@ -287,11 +303,19 @@ pub fn run(
     if let Some(dataset) = request.dataset {
         tell_about(request, dataset, diags);
     }
+    tell_of_variables(request, diags);
+    if diags.has_errors() {
+        return Err(Error::Refused);
+    }
     let start = Start::of(request, &agent);
     let _held = if request.resume {
-        start.take_up(&dir)?
+        let held = start.take_up(&dir)?;
+        // Those of earlier versions were open to others.
+        let private = std::fs::Permissions::from_mode(PRIVATE);
+        std::fs::set_permissions(&dir, private).map_err(io("closing to others", &dir))?;
+        held
     } else {
-        match std::fs::create_dir(&dir) {
+        match make_dir(&dir) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                 return Err(Error::Exists { path: dir });
@@ -316,6 +340,7 @@ pub fn run(
         request,
         project,
         sandbox,
+        secrets: Secrets::of(request.env),
         groups: Groups::find(),
         hooks: hooks(request, &dir),
         told: Told::default(),
@@ -330,10 +355,6 @@ pub fn run(
         total: request.packages.len(),
     });
     let scope = process::mark();
-    // Where it can not be, a run that is killed may leave what its hooks started.
-    let sweeper = (request.keeper && !runner.hooks.all.is_empty())
-        .then(Sweeper::start)
-        .and_then(Result::ok);
     let mut hooked = Vec::new();
     let cases = match around_all(&runner, Phase::BeforeAll, &scope, &mut hooked) {
         Ok(told) => {
@@ -343,6 +364,16 @@ pub fn run(
                 runner.batches = trials
                     .map(|attempt| runner.batch(dataset, attempt))
                     .collect();
+                for attempt in 1..=request.attempts.max(1) {
+                    let dir = runner.place(batch::NAME, attempt);
+                    if let Err(error) = runner.disarm(&dir) {
+                        let told = format!(
+                            "A file of the batch may run as you, whoever starts it: {}.",
+                            error.source
+                        );
+                        warnings.push(told);
+                    }
+                }
             }
             all_cases(&runner, observer)
         }
@@ -357,7 +388,6 @@ pub fn run(
     if !runner.hooks.all.is_empty() && !process::end_scope(&scope) {
         warnings.push("A process that a hook started could not be ended.".to_owned());
     }
-    drop(sweeper);
     let mut cases = cases;
     for (case, package) in cases.iter_mut().zip(request.packages) {
         case.views.clone_from(&package.views);
@@ -410,6 +440,12 @@ pub fn run(
     Ok(results)
 }
 
+/// Makes the directory of a run. What agents leave in it is for nobody but the caller: a program that
+/// is marked to run as its owner would give all others what the caller may.
+fn make_dir(dir: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().mode(PRIVATE).create(dir)
+}
+
 /// Hands the packages to Harbor.
 fn by_harbor(
     request: &Request<'_>,
@@ -419,7 +455,7 @@ fn by_harbor(
     observer: &dyn Observer,
 ) -> Result<RunResults, Error> {
     let start = Start::of(request, agent);
-    std::fs::create_dir(&dir).map_err(|source| Error::Io {
+    make_dir(&dir).map_err(|source| Error::Io {
         doing: "creating the run directory",
         path: dir.clone(),
         source,
@@ -429,7 +465,16 @@ fn by_harbor(
         stage: Stage::Run,
         total: request.packages.len(),
     });
-    let (cases, killed) = engine::run(request, args, &dir, observer)?;
+    let (mut cases, killed) = engine::run(request, args, &dir, observer)?;
+    // As far as they are the caller's: what containers left belongs to their users.
+    drop_set_ids(&dir, false).ok();
+    let secrets = Secrets::of(request.env);
+    for case in &mut cases {
+        case.without(&secrets);
+        for attempt in &mut case.attempts {
+            attempt.without(&secrets);
+        }
+    }
     observer.on(Event::StageFinished { stage: Stage::Run });
     let told =
         "Harbor was killed before it could clean up: containers that it started may be left.";
@@ -477,6 +522,7 @@ pub fn check(request: &Request<'_>, diags: &mut Diagnostics) -> Result<(), Error
     }
     agent?;
     if request.harbor.is_none() && request.sandbox == SandboxMode::Bwrap {
+        let _guard = request.keeper.then(Guard::start);
         find_sandbox(request, request.runs_dir).map_err(|reason| Error::Sandbox { reason })?;
     }
     Ok(())
@@ -567,6 +613,48 @@ fn tell_about(request: &Request<'_>, dataset: &Dataset, diags: &mut Diagnostics)
             .help("Use min_pass_rate or min_mean."),
         );
     }
+}
+
+/// Which of the caller's variables get to agents and verifiers, as packages and dataset ask for them:
+/// packages alone are often those of others.
+fn tell_of_variables(request: &Request<'_>, diags: &mut Diagnostics) {
+    const NAMED: usize = 20;
+    let mut names = BTreeSet::new();
+    let mut look = |value: &str, resolve: env::Resolve| {
+        names.extend(env::asked(value, request.env, resolve).map(str::to_owned));
+    };
+    for package in request.packages {
+        for value in package::references(&package.dir) {
+            look(&value, env::of_package);
+        }
+    }
+    if let (Agent::Runner, Some(execution)) = (request.agent, request.execution) {
+        let own = execution.env.values().chain(execution.runner.env.values());
+        own.for_each(|value| look(value, env::of_dataset));
+    }
+    if names.is_empty() {
+        return;
+    }
+    let named: Vec<&str> = names.iter().take(NAMED).map(String::as_str).collect();
+    let mut named = named.join(", ");
+    if names.len() > NAMED {
+        named.extend([" and ", &(names.len() - NAMED).to_string(), " more"]);
+    }
+    let (who, severity) = match request.dataset {
+        Some(_) => ("The dataset asks", Severity::Note),
+        None => ("The packages ask", Severity::Warning),
+    };
+    diags.push(
+        Diagnostic::new(
+            Rule::CallersVariables,
+            format!("{who} for variables of yours, and agents or verifiers get them: {named}."),
+        )
+        .severity(severity)
+        .help(
+            "Nothing has to be done if whoever wrote it may have them; else take them out of the \
+             environment that casepack is started in.",
+        ),
+    );
 }
 
 /// The hooks of the dataset; none for packages alone.
@@ -809,6 +897,7 @@ fn attempt(runner: &Runner<'_>, package: &PackageRef, attempt: u32) -> CaseResul
 /// A name that is none, a run that is there already, or one to take up again that is not.
 pub fn check_place(runs_dir: &Path, run_id: &str, resume: bool) -> Result<(), Error> {
     check_id(run_id)?;
+    check_runs_dir(runs_dir)?;
     let path = runs_dir.join(run_id);
     let there = path.symlink_metadata().is_ok();
     let reason = match (resume, there) {
@@ -823,6 +912,17 @@ pub fn check_place(runs_dir: &Path, run_id: &str, resume: bool) -> Result<(), Er
         (true, false) => "it does not exist".to_owned(),
     };
     Err(Error::Resume { path, reason })
+}
+
+/// Whether runs can be kept in `runs_dir`.
+///
+/// # Errors
+/// It is a link.
+pub fn check_runs_dir(runs_dir: &Path) -> Result<(), Error> {
+    let path = runs_dir.to_owned();
+    (!runs_dir.is_symlink())
+        .then_some(())
+        .ok_or(Error::Linked { path })
 }
 
 fn check_id(id: &str) -> Result<(), Error> {

@@ -167,6 +167,17 @@ fn shards_of_a_run_become_one() {
     let told = format!("| cases of other shards | {others} |");
     assert!(project.read("runs/1/summary.md").contains(&told));
     assert!(!project.read("all/summary.md").contains("other shards"));
+    // One of them alone says that it is not the whole.
+    let alone = report(&project, &["1", "--output", "json"]).assert_code(0);
+    let told = alone.findings("results-missing");
+    assert_eq!(told.len(), 1, "{alone}");
+    let left = format!("{others} cases");
+    assert!(told[0]["message"].as_str().unwrap().contains(&left));
+    assert!(
+        report(&project, &["1"])
+            .stdout
+            .contains(&format!("{left} left to other"))
+    );
     // Again into the same directory; one that holds other things is refused.
     report(&project, &["1", "2", "3", "-o", "all"]).assert_code(0);
     report(&project, &["1", "2", "3", "-o", "cases"]).assert_code(2);

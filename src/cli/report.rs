@@ -15,7 +15,7 @@ use super::ui::{Cell, Ink, Table, count};
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::escape;
 use crate::report::{self, Change, Changed, DOCUMENTS, Report, Unreadable};
-use crate::run::RunResults;
+use crate::run::{RunResults, Secrets};
 
 /// Cases that differ from the earlier run and are shown to people without `-v`.
 const SHOWN: usize = 20;
@@ -69,7 +69,7 @@ pub(super) fn run(args: &args::Report, context: &Context) -> Outcome {
         );
         return Outcome::of(diags).failed(Exit::Findings, failure);
     };
-    let mut report = Report::of_merged(&merged);
+    let mut report = Report::of_merged(&merged, Secrets::of(&context.machine.env));
     if let Some(before) = &before {
         report = report.against(before);
         let told = report::strangeness(before, &merged.results);

@@ -21,8 +21,8 @@ use crate::path::CaseId;
 use crate::plan::Select;
 use crate::report;
 use crate::run::{
-    self, Agent, CaseResult, Error, ErrorKind, PackageRef, Packages, Request, RunResults,
-    ViewDigests, check_place, find_packages, run as run_packages,
+    self, Agent, CaseResult, Error, ErrorKind, PackageRef, Packages, Request, RunResults, Secrets,
+    ViewDigests, check_place, check_runs_dir, find_packages, run as run_packages,
 };
 use crate::target::Target::Harbor;
 
@@ -85,6 +85,10 @@ fn not_begun(error: &Error, diags: Diagnostics) -> Outcome {
             "Choose another --run-id, or take it up again with --resume.",
         ),
         Error::RunId { .. } => (Exit::Usage, "Change it."),
+        Error::Linked { .. } => (
+            Exit::Usage,
+            "Name the directory that it leads to with --runs-dir.",
+        ),
         Error::Resume { .. } => (
             Exit::Usage,
             "Name a run that was stopped and say the rest as it was said then, or start a new run \
@@ -135,8 +139,10 @@ impl Place {
 
     /// Said before anything is built for a run that can not be.
     fn check(&self) -> Result<(), Error> {
-        let id = self.run_id.as_deref();
-        id.map_or(Ok(()), |id| check_place(&self.runs_dir, id, self.resume))
+        match &self.run_id {
+            Some(id) => check_place(&self.runs_dir, id, self.resume),
+            None => check_runs_dir(&self.runs_dir),
+        }
     }
 }
 
@@ -451,7 +457,7 @@ fn execute(
 }
 
 fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcome {
-    let written = match report::write(results) {
+    let written = match report::write(results, Secrets::of(&context.machine.env)) {
         Ok(path) => path,
         Err(error) => {
             let failure = Failure {
@@ -553,14 +559,16 @@ fn table(results: &RunResults, path: &str, color: bool) -> String {
     .map(|(number, what)| format!("{number} {what}"))
     .collect();
     // A split of few cases into many parts has such a part; a choice that names none is refused.
+    let others = count(results.other_shards.len(), "case", "cases");
     if results.cases.is_empty() {
-        let others = count(results.other_shards.len(), "case", "cases");
         let told = [
             "This part of the run has no case: ",
             &others,
             " left to others.\n",
         ];
         text.extend(told);
+    } else if !results.other_shards.is_empty() {
+        text.extend(["… and ", &others, " left to other parts of the run\n"]);
     }
     let mut parts = vec![parts.join(", ")];
     parts.extend(report::mean_reward(&numbers));

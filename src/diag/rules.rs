@@ -130,6 +130,11 @@ rules! {
         "Packages carry a judge runner of their own that needs only python3; agent judges and some builtins need the harness."
         "Use --verifier harness with an image that has the harness, or drop the judge from packages with --no-llm-judges."
         "judges: [{name: deep, prompt: p, agent: {timeout: 60}}]"
+    CallersVariables "callers-variables" Warning true
+        "What is run asks for variables of the caller's environment and gets them."
+        "Packages of others can ask for any credential that is set, and agents have a network to send it by."
+        "Start casepack in an environment without those that they must not have, or allow it if you trust who wrote the packages."
+        "environment.env in task.toml: {X = \"${AWS_SECRET_ACCESS_KEY}\"}"
     CanaryLine "canary-line" Error false
         "The instruction's first line would be deleted by Harbor."
         "Harbor removes leading lines that look like a canary marker: a comment with the word \"canary\" in it."

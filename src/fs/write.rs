@@ -512,6 +512,70 @@ pub fn remove_tree(path: &Path) -> Result<(), FsError> {
     remove(parent.as_fd(), &name).map_err(|errno| failed(errno.into()))
 }
 
+/// Takes the bits by which a program runs as its owner or group off every file below the directory
+/// at `path`; links are not followed. A file that also has another name, which may lie elsewhere, is
+/// only changed when all names of it are known to lie here (`linked`). Nothing there is no error.
+///
+/// # Errors
+/// The first that could not be looked at or changed; what comes after it was.
+pub fn drop_set_ids(path: &Path, linked: bool) -> Result<(), FsError> {
+    let failed = |errno: Errno| FsError {
+        path: path.to_owned(),
+        source: errno.into(),
+    };
+    let mut at = match rustix::fs::open(path, open::DIR | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        opened => opened.map_err(failed)?,
+    };
+    let set = Mode::SUID | Mode::SGID;
+    let mut first = Ok(());
+    // Depth costs no handles: what is left in each directory further out, and the way back up.
+    let mut left = vec![names(at.as_fd()).map_err(failed)?];
+    while let Some(here) = left.last_mut() {
+        let Some((name, kind)) = here.pop() else {
+            left.pop();
+            if !left.is_empty() {
+                at = open::entry(at.as_fd(), c"..", open::DIR).map_err(failed)?;
+            }
+            continue;
+        };
+        let looked = match kind {
+            FileType::Directory => open_locked(at.as_fd(), &name).and_then(|dir| {
+                left.push(names(dir.as_fd())?);
+                at = dir;
+                Ok(())
+            }),
+            FileType::RegularFile | FileType::Unknown => {
+                let stat = rustix::fs::statat(&at, &name, AtFlags::SYMLINK_NOFOLLOW);
+                stat.and_then(|stat| {
+                    let mode = Mode::from_raw_mode(stat.st_mode);
+                    let file = FileType::from_raw_mode(stat.st_mode).is_file();
+                    if file && mode.intersects(set) && (linked || stat.st_nlink == 1) {
+                        change_mode(at.as_fd(), &name, mode - set)?;
+                    }
+                    Ok(())
+                })
+            }
+            _ => Ok(()),
+        };
+        if first.is_ok() {
+            first = looked.map_err(failed);
+        }
+    }
+    first
+}
+
+/// Opens the directory `name` of `parent`, unlocked where it has to be.
+fn open_locked(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    match open::entry(parent, name, open::DIR) {
+        Err(Errno::ACCESS) => {
+            unlock(parent, name)?;
+            open::entry(parent, name, open::DIR)
+        }
+        opened => opened,
+    }
+}
+
 /// Gives its owner all rights in the directory at `path`, as far as they are missing. A link, and
 /// what is no directory, stays as it is; nothing there is no error.
 ///
@@ -535,13 +599,18 @@ fn unlock(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     if !FileType::from_raw_mode(stat.st_mode).is_dir() || mode.contains(Mode::RWXU) {
         return Ok(());
     }
-    let mode = mode | Mode::RWXU;
+    change_mode(parent, name, mode | Mode::RWXU)
+}
+
+/// Gives the entry `name` of `parent`, which is no link, the permissions `mode`.
+fn change_mode(parent: BorrowedFd<'_>, name: &CStr, mode: Mode) -> Result<(), Errno> {
     // Linux changes no mode without following a link, but has names for what is held, and holding
     // needs no rights.
     #[cfg(target_os = "linux")]
     {
         use std::os::fd::AsRawFd;
-        let held = open::entry(parent, name, open::STEP)?;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let held = open::entry(parent, name, flags)?;
         rustix::fs::chmod(format!("/proc/self/fd/{}", held.as_raw_fd()), mode)
     }
     #[cfg(not(target_os = "linux"))]
@@ -560,13 +629,7 @@ fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
         left: Vec<(CString, FileType)>,
     }
     let enter = |at: BorrowedFd<'_>, name: CString| -> Result<Level, Errno> {
-        let handle = match open::entry(at, name.as_c_str(), open::DIR) {
-            Err(Errno::ACCESS) => {
-                unlock(at, &name)?;
-                open::entry(at, name.as_c_str(), open::DIR)?
-            }
-            opened => opened?,
-        };
+        let handle = open_locked(at, &name)?;
         let left = names(handle.as_fd())?;
         // Agents leave directories that they made read-only, and package caches are.
         if !left.is_empty() {
@@ -849,6 +912,45 @@ mod tests {
             unlock_dir(&at.join(name)).unwrap();
         }
         assert_eq!(["shut", "other", "file"].map(mode), [0o710, 0o010, 0o010]);
+    }
+
+    #[test]
+    fn no_file_runs_as_its_owner_any_more() {
+        let temp = TempDir::new().unwrap();
+        let (at, out) = (temp.path().join("at"), temp.path().join("out"));
+        let mut deep = at.clone();
+        deep.extend(std::iter::repeat_n("d", 100));
+        fs::create_dir_all(&deep).unwrap();
+        let odd = at.join(OsStr::from_bytes(b"\xff"));
+        fs::create_dir(&odd).unwrap();
+        let shut = at.join("shut");
+        fs::create_dir(&shut).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
+        let files = [
+            deep.join("f"),
+            odd.join("f"),
+            shut.join("f"),
+            at.join("f"),
+            out,
+        ];
+        for file in &files {
+            fs::write(file, "").unwrap();
+            fs::set_permissions(file, fs::Permissions::from_mode(0o6755)).unwrap();
+        }
+        let [.., other, out] = &files;
+        symlink(out, at.join("link")).unwrap();
+        symlink(temp.path(), at.join("up")).unwrap();
+        fs::hard_link(other, at.join("other")).unwrap();
+        fs::set_permissions(&shut, fs::Permissions::from_mode(0o000)).unwrap();
+        drop_set_ids(&at, false).unwrap();
+        assert_eq!(
+            files.each_ref().map(|file| mode(file)),
+            [0o755, 0o755, 0o755, 0o6755, 0o6755]
+        );
+        drop_set_ids(&at, true).unwrap();
+        assert_eq!((mode(other), mode(out)), (0o755, 0o6755));
+        drop_set_ids(&at.join("gone"), true).unwrap();
+        assert!(drop_set_ids(&at.join("link"), true).is_err());
     }
 
     #[test]

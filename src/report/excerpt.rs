@@ -9,7 +9,7 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 
 use crate::fs::{Root, Stamp};
 use crate::path::TreePath;
-use crate::run::CaseResult;
+use crate::run::{CaseResult, Secrets};
 
 /// Text of a file, as far as it was asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,15 +32,17 @@ pub(super) enum End {
 pub(super) struct Home<'a> {
     run: Option<&'a Root>,
     place: Option<TreePath>,
+    secrets: &'a Secrets,
 }
 
 impl<'a> Home<'a> {
-    /// Where the files of `case` are in the directory `run` of its run.
-    pub(super) fn of(run: Option<&'a Root>, case: &CaseResult) -> Self {
+    /// Where the files of `case` are in the directory `run` of its run; `secrets` are not shown.
+    pub(super) fn of(run: Option<&'a Root>, case: &CaseResult, secrets: &'a Secrets) -> Self {
         let place = case.dir.as_deref().unwrap_or(case.id.as_str());
         Self {
             run,
             place: TreePath::new(place).ok(),
+            secrets,
         }
     }
 
@@ -51,6 +53,7 @@ impl<'a> Home<'a> {
         Self {
             run: self.run,
             place: place.map(|(place, below)| place.join(&below)),
+            secrets: self.secrets,
         }
     }
 
@@ -64,19 +67,27 @@ impl<'a> Home<'a> {
     pub(super) fn read(&self, name: &str, end: End, most: usize) -> Option<Excerpt> {
         let path = self.place.as_ref()?.join(&TreePath::new(name).ok()?);
         let (file, stamp) = self.run?.open_file(&path).ok()?;
-        excerpt(file, &stamp, end, most)
+        excerpt(file, &stamp, end, most, self.secrets)
     }
 }
 
-fn excerpt(mut file: File, stamp: &Stamp, end: End, most: usize) -> Option<Excerpt> {
-    let left_out = stamp.size.saturating_sub(most as u64);
+fn excerpt(
+    mut file: File,
+    stamp: &Stamp,
+    end: End,
+    most: usize,
+    secrets: &Secrets,
+) -> Option<Excerpt> {
+    // A secret that the cut divides is known by all of it.
+    let reach = most.saturating_add(secrets.longest()) as u64;
+    let beyond = stamp.size.saturating_sub(reach);
     if end == End::Last {
-        file.seek(SeekFrom::Start(left_out)).ok()?;
+        file.seek(SeekFrom::Start(beyond)).ok()?;
     }
     let mut bytes = Vec::new();
-    file.take(most as u64).read_to_end(&mut bytes).ok()?;
+    file.take(reach).read_to_end(&mut bytes).ok()?;
     // A cut goes between characters.
-    if left_out > 0 && end == End::Last {
+    if beyond > 0 && end == End::Last {
         let start = bytes
             .iter()
             .take(3)
@@ -85,8 +96,15 @@ fn excerpt(mut file: File, stamp: &Stamp, end: End, most: usize) -> Option<Excer
         bytes.drain(..start);
     }
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
-    if left_out > 0 && end == End::First && text.ends_with(char::REPLACEMENT_CHARACTER) {
+    if beyond > 0 && end == End::First && text.ends_with(char::REPLACEMENT_CHARACTER) {
         text.pop();
+    }
+    text = secrets.hide(text);
+    let left_out = stamp.size.saturating_sub(most as u64);
+    if left_out > 0 && end == End::First {
+        text.truncate(text.floor_char_boundary(most.min(text.len())));
+    } else if left_out > 0 {
+        text.drain(..text.ceil_char_boundary(text.len().saturating_sub(most)));
     }
     Some(Excerpt { text, left_out })
 }
@@ -110,7 +128,8 @@ mod tests {
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("a/link")).unwrap();
         let root = Root::open(dir.path()).ok();
         let case = CaseResult::new(&CaseId::new("a").unwrap());
-        let home = Home::of(root.as_ref(), &case);
+        let none = Secrets::default();
+        let home = Home::of(root.as_ref(), &case, &none);
         let read = |end, most| {
             let excerpt = home.read("log", end, most).unwrap();
             (excerpt.text, excerpt.left_out)
@@ -127,6 +146,28 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_is_hidden_wherever_the_cut_is() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        std::fs::write(dir.path().join("a/log"), "before s3cret-value after").unwrap();
+        let root = Root::open(dir.path()).ok();
+        let case = CaseResult::new(&CaseId::new("a").unwrap());
+        let caller = [("MY_KEY".to_owned(), "s3cret-value".to_owned())].into();
+        let secrets = Secrets::of(&caller);
+        let home = Home::of(root.as_ref(), &case, &secrets);
+        for most in 0..30 {
+            for end in [End::First, End::Last] {
+                let Excerpt { text, left_out } = home.read("log", end, most).unwrap();
+                assert!(!text.contains("s3c") && !text.contains("lue"), "{text}");
+                assert!(text.len() <= most.max(21));
+                assert_eq!(left_out, 25_u64.saturating_sub(most as u64));
+            }
+        }
+        let all = home.read("log", End::First, 99).unwrap().text;
+        assert_eq!(all, "before [MY_KEY] after");
+    }
+
+    #[test]
     fn a_place_that_leads_elsewhere_has_no_files() {
         let world = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(world.path().join("run")).unwrap();
@@ -136,7 +177,8 @@ mod tests {
         for place in ["..", "/", "up", "a/../.."] {
             let mut case = CaseResult::new(&CaseId::new("a").unwrap());
             case.dir = Some(place.to_owned());
-            let home = Home::of(root.as_ref(), &case);
+            let none = Secrets::default();
+            let home = Home::of(root.as_ref(), &case, &none);
             assert_eq!(home.read("log", End::First, 9), None, "{place}");
         }
     }

@@ -77,7 +77,13 @@ pub(super) fn write(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
     )?;
     for (at, (case, root)) in report.cases().enumerate() {
         let most = share * if passed(case) { 1 } else { BAD };
-        case::write(at, case, &|it| Home::of(root, it), most.min(CASE_MAX), to)?;
+        case::write(
+            at,
+            case,
+            &|it| Home::of(root, it, &report.secrets),
+            most.min(CASE_MAX),
+            to,
+        )?;
     }
     write!(
         to,

@@ -15,7 +15,7 @@ use super::words::{error, number, value, verdicts};
 use crate::diag::count;
 use crate::escape::{xml, xml_attribute};
 use crate::fs::Root;
-use crate::run::{CaseResult, Status, ThresholdResult};
+use crate::run::{CaseResult, Secrets, Status, ThresholdResult};
 
 /// Of the output of an agent or a verifier of a case that did not pass so many bytes are shown.
 const OUTPUT_MAX: usize = 8 << 10;
@@ -72,7 +72,7 @@ pub(super) fn write(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
     let most = OUTPUTS_MAX / (summary.failed + summary.errors).max(1);
     let most = most.min(OUTPUT_MAX);
     for (case, root) in report.cases() {
-        one(name, case, root, most, to)?;
+        one(name, case, (root, &report.secrets), most, to)?;
     }
     for bound in &results.thresholds {
         threshold(name, bound, to)?;
@@ -84,7 +84,7 @@ pub(super) fn write(report: &Report<'_>, to: &mut dyn Write) -> io::Result<()> {
 fn one(
     suite: &str,
     case: &CaseResult,
-    run: Option<&Root>,
+    run: (Option<&Root>, &Secrets),
     most: usize,
     to: &mut dyn Write,
 ) -> io::Result<()> {
@@ -150,7 +150,7 @@ fn problem(
 
 /// The last that agent and verifier printed, in the first attempt that did not pass.
 fn output(
-    run: Option<&Root>,
+    (run, secrets): (Option<&Root>, &Secrets),
     case: &CaseResult,
     most: usize,
     to: &mut dyn Write,
@@ -158,7 +158,7 @@ fn output(
     let mut attempts = case.attempts.iter();
     let attempt = attempts.find(|attempt| attempt.status != Status::Passed);
     let attempt = attempt.unwrap_or(case);
-    let home = Home::of(run, attempt);
+    let home = Home::of(run, attempt, secrets);
     let mut all = String::new();
     if attempt.steps.is_empty() {
         add_output(&home, most, &mut all);

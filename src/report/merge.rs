@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
+use crate::diag::{Diagnostic, Diagnostics, Rule, Severity, count};
 use crate::path::CaseId;
 use crate::run::{CaseResult, ErrorKind, RunResults, Status};
 
@@ -29,6 +29,18 @@ pub fn merge(runs: &[RunResults], diags: &mut Diagnostics) -> Option<Merged> {
     if others.len() == 0 {
         let results = first.clone();
         let homes = vec![results.dir.clone(); results.cases.len()];
+        if !results.other_shards.is_empty() {
+            let left = count(results.other_shards.len(), "case", "cases");
+            let told = format!(
+                "The run {} is one shard of several: it left {left} of the dataset to others.",
+                results.run_id
+            );
+            diags.push(
+                Diagnostic::new(Rule::ResultsMissing, told)
+                    .severity(Severity::Warning)
+                    .help("Name the runs of all shards for a report of the whole."),
+            );
+        }
         return Some(Merged { results, homes });
     }
     let before = others.clone().map(|run| differences(first, run));

@@ -16,18 +16,19 @@ use std::time::{Duration, Instant};
 use super::agent::Project;
 use super::batch::{self, Batch};
 use super::cgroup::{Group, Groups};
+use super::env::Secrets;
 use super::hooks::{Around, Hooks, Told};
 use super::limits::Limits;
 use super::package::{ORDINARY, Package, SETUP, Step, Strategy, Unusable};
 use super::process::{self, Capture, Cut, Ended, Job};
 use super::results::{
-    AgentRun, CaseResult, ErrorKind, HookRun, Outputs, Status, StepResult, to_text,
+    AgentRun, CaseResult, ErrorKind, HookRun, Outputs, Status, StepResult, mean_over, to_text,
 };
 use super::sandbox::{self, Mount, Sandbox};
 use super::{Agent, PackageRef, Request, changes, collect, env, known, outside, overlay, verdict};
 use crate::dataset::{self, Execution, Instruction, Phase};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
-use crate::fs::{Root, remove_tree, unlock_dir, write_atomic};
+use crate::fs::{FsError, Root, drop_set_ids, remove_tree, unlock_dir, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::template;
 use crate::tree::{Data, Tree, materialise};
@@ -57,6 +58,8 @@ pub(super) struct Runner<'a> {
     /// When the run began.
     pub(super) start: Instant,
     pub(super) sandbox: Option<Sandbox>,
+    /// What of the caller's is not to be shown around.
+    pub(super) secrets: Secrets,
     /// Where a control group can be made for each party.
     pub(super) groups: Option<Groups>,
     pub(super) project: Project,
@@ -245,14 +248,28 @@ impl Runner<'_> {
                 error.source
             ));
         }
+        if let Err(error) = self.disarm(dir) {
+            messages.push(format!(
+                "A file of the case may run as you, whoever starts it: {}.",
+                error.source
+            ));
+        }
         result.duration = start.elapsed();
         if !messages.is_empty() {
             result.message = Some(messages.join(" "));
         }
+        result.without(&self.secrets);
         if dir.is_dir() {
             write_result(dir, &mut result);
         }
         result
+    }
+
+    /// Lets no program that an agent or a verifier left in `dir` run as the caller when somebody else
+    /// starts it. In a sandbox all names of a file lie here; without one an agent can have given a
+    /// program of the system another name.
+    pub(super) fn disarm(&self, dir: &Path) -> Result<(), FsError> {
+        drop_set_ids(dir, self.sandbox.is_some())
     }
 
     fn prepare<'r>(
@@ -465,7 +482,11 @@ pub(super) fn make_outputs(workspace: &Root, outputs: &[(TreePath, bool)]) {
 pub(super) fn write_result(dir: &Path, result: &mut CaseResult) {
     if let Err(error) = write_atomic(&dir.join("result.json"), &to_text(result), 0o644) {
         let message = format!("result.json can not be written: {}.", error.source);
-        result.message.get_or_insert_default().push_str(&message);
+        let told = result.message.get_or_insert_default();
+        if !told.is_empty() {
+            told.push(' ');
+        }
+        told.push_str(&message);
     }
 }
 
@@ -1089,7 +1110,7 @@ impl Work<'_> {
     /// Writes how the workspace differs from its start, for reports.
     fn leave_changes(&self, messages: &mut Vec<String>) {
         let text = changes::since(&self.package.workspace, &self.workspace);
-        let text = env::without_secrets(text, self.runner.request.env);
+        let text = self.runner.secrets.hide(text);
         let path = self.dir.join("workspace.diff");
         if let Err(error) = write_atomic(&path, text.as_bytes(), 0o644) {
             messages.push(format!(
@@ -1163,12 +1184,11 @@ fn below_minimum(step: &Step, rewards: Option<&BTreeMap<String, f64>>) -> Option
 /// The mean per key; where a step has no such key it counts as 0 (harbor.md 3).
 fn mean(steps: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
     let keys: BTreeSet<&String> = steps.iter().flat_map(BTreeMap::keys).collect();
-    #[expect(clippy::cast_precision_loss, reason = "a count of steps")]
-    let count = steps.len() as f64;
     keys.into_iter()
         .map(|key| {
-            let sum: f64 = steps.iter().filter_map(|step| step.get(key)).sum();
-            (key.clone(), sum / count)
+            let values = steps.iter().filter_map(|step| step.get(key).copied());
+            let values: Vec<f64> = values.collect();
+            (key.clone(), mean_over(&values, steps.len()))
         })
         .collect()
 }

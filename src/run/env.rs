@@ -49,21 +49,79 @@ pub(super) fn of_dataset(value: &str, caller: &BTreeMap<String, String>) -> Opti
     }
 }
 
+/// The value of an entry of the environment of somebody: [`of_package`] or [`of_dataset`].
+pub(super) type Resolve = fn(&str, &BTreeMap<String, String>) -> Option<String>;
+
+/// The caller's variable that `value` asks for and gets, where it is set to something.
+pub(super) fn asked<'a>(
+    value: &'a str,
+    caller: &BTreeMap<String, String>,
+    resolve: Resolve,
+) -> Option<&'a str> {
+    let rest = value.strip_prefix('$')?;
+    let name = rest.strip_prefix('{').map_or(rest, |braced| {
+        braced.split([':', '}']).next().unwrap_or_default()
+    });
+    let set = caller.get(name).filter(|set| !set.is_empty())?;
+    (resolve(value, caller).as_ref() == Some(set)).then_some(name)
+}
+
 /// Words in the names of variables that hold secrets.
-const SECRET: [&str; 5] = ["CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN"];
+const SECRET: [&str; 7] = [
+    "CREDENTIAL",
+    "KEY",
+    "PASSPHRASE",
+    "PASSWD",
+    "PASSWORD",
+    "SECRET",
+    "TOKEN",
+];
 /// A shorter value is found everywhere.
 const MIN_SECRET: usize = 8;
 
-/// `text` with the caller's secrets replaced by the names of their variables: what an agent left of
-/// them in its workspace is not to be shown around in reports.
-pub(super) fn without_secrets(mut text: String, caller: &BTreeMap<String, String>) -> String {
-    for (name, value) in caller {
-        let secret = SECRET.iter().any(|word| name.contains(word));
-        if secret && value.len() >= MIN_SECRET && text.contains(value.as_str()) {
-            text = text.replace(value.as_str(), &format!("[{name}]"));
-        }
+/// The caller's secrets: what agents and verifiers say of them is not to be shown around in reports.
+#[derive(Clone, Default)]
+pub struct Secrets {
+    /// Values, and what is shown for them; one that holds another one stands before it.
+    all: Vec<(String, String)>,
+}
+
+impl Secrets {
+    /// Those among the caller's variables, by their names.
+    pub fn of(caller: &BTreeMap<String, String>) -> Self {
+        let secret = |name: &str| {
+            let name = name.to_ascii_uppercase();
+            SECRET.iter().any(|word| name.contains(word))
+        };
+        let mut all: Vec<_> = caller
+            .iter()
+            .filter(|(name, value)| secret(name) && value.len() >= MIN_SECRET)
+            .map(|(name, value)| (value.clone(), format!("[{name}]")))
+            .collect();
+        all.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
+        Self { all }
     }
-    text
+
+    /// `text` with them replaced by the names of their variables.
+    pub fn hide(&self, mut text: String) -> String {
+        for (value, shown) in &self.all {
+            if text.contains(value.as_str()) {
+                text = text.replace(value.as_str(), shown);
+            }
+        }
+        text
+    }
+
+    /// Bytes of the longest one.
+    pub fn longest(&self) -> usize {
+        self.all.first().map_or(0, |(value, _)| value.len())
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} secrets", self.all.len())
+    }
 }
 
 #[cfg(test)]
@@ -112,13 +170,38 @@ mod tests {
             ("API_KEY", "s3cret-value"),
             ("KEY", "short"),
             ("LANG", "a-long-value"),
+            ("a_token", "s3cret-value-and-more"),
         ];
         let caller = caller
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into();
-        let text = "+s3cret-value short a-long-value\n".to_owned();
-        let shown = without_secrets(text, &caller);
-        assert_eq!(shown, "+[API_KEY] short a-long-value\n");
+        let text = "+s3cret-value short a-long-value s3cret-value-and-more\n".to_owned();
+        let secrets = Secrets::of(&caller);
+        let shown = secrets.hide(text);
+        assert_eq!(shown, "+[API_KEY] short a-long-value [a_token]\n");
+        assert!(!format!("{secrets:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn what_is_asked_for_is_known_by_name() {
+        let caller = [("KEY", "s3cret"), ("EMPTY", ""), ("A b", "c")];
+        let caller = caller
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
+        for (value, wanted) in [
+            ("${KEY}", Some("KEY")),
+            ("${KEY:-other}", Some("KEY")),
+            ("${A b}", Some("A b")),
+            ("${EMPTY:-other}", None),
+            ("${GONE:-other}", None),
+            ("${KEY} and more", None),
+            ("KEY", None),
+            ("${", None),
+        ] {
+            assert_eq!(asked(value, &caller, of_package), wanted, "{value}");
+        }
+        assert_eq!(asked("$KEY", &caller, of_package), None);
+        assert_eq!(asked("$KEY", &caller, of_dataset), Some("KEY"));
     }
 
     #[test]

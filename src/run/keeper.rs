@@ -1,8 +1,7 @@
 //! Stands between casepack and what no sandbox holds: whatever a command starts, and however it
 //! hides it, falls to this process when its own parent ends, and is ended with it.
 //!
-//! Owns the life of one command, in a process of its own (casepack, called as `casepack __keep`). A
-//! second kind ends what hooks started, which may outlive their commands, when casepack is gone.
+//! Owns the life of one command, in a process of its own (casepack, called as `casepack __keep`).
 //! Refuses to know who is kept, and for how long: it ends everything when the command has ended,
 //! when it is told to (USR1), and when casepack is gone.
 
@@ -10,8 +9,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,11 +20,8 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::{flag, low_level};
 
-use super::process;
-
 /// The word that makes casepack a keeper: `casepack __keep PARENT PROGRAM ARGUMENT…`, where PARENT
-/// is the process without which nothing is to go on. Without a program it ends what the hooks of
-/// PARENT left, when standard input ends.
+/// is the process without which nothing is to go on.
 pub const KEEP: &str = "__keep";
 /// How long what was killed may take to end.
 const REAPING: Duration = Duration::from_secs(10);
@@ -39,13 +34,8 @@ pub fn keep(args: &[OsString]) -> Result<u8, String> {
     let parent = args
         .first()
         .and_then(|parent| parent.to_str()?.parse().ok());
-    let Some(parent) = parent.and_then(Pid::from_raw) else {
+    let (Some(parent), Some(program)) = (parent.and_then(Pid::from_raw), args.get(1)) else {
         return Err(format!("{KEEP} is for casepack itself"));
-    };
-    let Some(program) = args.get(1) else {
-        // Whatever it says: nobody holds the other end.
-        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).ok();
-        return Ok(u8::from(!process::end_scopes(parent)));
     };
     let kept = Keeper::new(parent).and_then(|keeper| {
         let command = args.get(2..).unwrap_or_default();
@@ -54,32 +44,6 @@ pub fn keep(args: &[OsString]) -> Result<u8, String> {
     });
     kept.map(end_like)
         .map_err(|error| format!("{}: {error}", program.display()))
-}
-
-/// Ends what hooks started, however casepack ends: by a second interrupt, too, or when it is killed.
-pub(super) struct Sweeper(Child);
-
-impl Sweeper {
-    /// Starts the process that waits for it. Its end of a pipe is open in no other process.
-    pub(super) fn start() -> std::io::Result<Self> {
-        let own = std::process::id().to_string();
-        let mut command = Command::new(process::SELF);
-        command
-            .args([KEEP, &own])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            // An interrupt of the terminal is not for it.
-            .process_group(0);
-        command.spawn().map(Self)
-    }
-}
-
-impl Drop for Sweeper {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        self.0.wait().ok();
-    }
 }
 
 struct Keeper {

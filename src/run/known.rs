@@ -184,8 +184,8 @@ impl Known {
                 account.add(self, &Value::Object(event));
             }
         }
-        (run.cost_usd, run.num_turns, run.token_usage) =
-            (account.cost, account.turns, account.tokens);
+        run.cost_usd = account.cost.filter(|cost| *cost >= 0.0);
+        (run.num_turns, run.token_usage) = (account.turns, account.tokens);
     }
 }
 
@@ -384,7 +384,7 @@ impl Account {
             (Known::OpenCode, Some("step_finish")) => {
                 let part = event.get("part").unwrap_or(&Value::Null);
                 if let Some(cost) = part.get("cost").and_then(Value::as_f64) {
-                    self.cost = Some(self.cost.unwrap_or(0.0) + cost);
+                    self.cost = Some((self.cost.unwrap_or(0.0) + cost).min(f64::MAX));
                 }
                 self.turn(Tokens {
                     input: count(part, "/tokens/input"),
@@ -473,6 +473,11 @@ mod tests {
         let told = of(Known::OpenCode, &opencode.repeat(2));
         assert_eq!(told, (Some(1.0), Some(2), 4, 6));
         assert_eq!(of(Known::ClaudeCode, "[]\n7\n{"), (None, None, 0, 0));
+        let dear = "{\"type\":\"step_finish\",\"part\":{\"cost\":1.7e308}}\n";
+        let told = of(Known::OpenCode, &dear.repeat(2));
+        assert_eq!(told, (Some(f64::MAX), Some(2), 0, 0));
+        let owed = "{\"type\":\"result\",\"total_cost_usd\":-1}";
+        assert_eq!(of(Known::ClaudeCode, owed), (None, None, 0, 0));
     }
 
     #[test]

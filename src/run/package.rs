@@ -375,6 +375,40 @@ fn without_nul(what: &str, text: &str) -> Result<(), Unusable> {
     Ok(())
 }
 
+/// The values in tables called `env` of the `task.toml` in `dir`, whoever they are for. What is wrong
+/// with it is told when it is run.
+pub(super) fn references(dir: &Path) -> Vec<String> {
+    /// The largest `task.toml` that is looked at.
+    const MAX: u64 = 16 << 20;
+    fn below(table: &dyn TableLike, env: bool, found: &mut Vec<String>) {
+        for (name, item) in table.iter() {
+            if let Some(table) = item.as_table_like() {
+                below(table, name == "env", found);
+            } else if let Some(tables) = item.as_array_of_tables() {
+                tables.iter().for_each(|table| below(table, false, found));
+            } else if let Some(values) = item.as_array() {
+                let tables = values.iter().filter_map(toml_edit::Value::as_inline_table);
+                tables.for_each(|table| below(table, false, found));
+            } else if env && let Some(text) = item.as_str() {
+                found.push(text.to_owned());
+            }
+        }
+    }
+    let mut found = Vec::new();
+    let text = Root::open(dir).ok().and_then(|root| {
+        let path = TreePath::new("task.toml").ok()?;
+        let (bytes, _) = root.read(&path, MAX).ok()?;
+        String::from_utf8(bytes).ok()
+    });
+    // Most have none, and parsing takes time.
+    let text = text.filter(|text| text.contains('$'));
+    let document = text.and_then(|text| text.parse::<DocumentMut>().ok());
+    if let Some(document) = document {
+        below(document.as_table(), false, &mut found);
+    }
+    found
+}
+
 pub(super) fn broken(message: impl Into<String>) -> Unusable {
     let mut message = message.into();
     message.push('.');

@@ -4,11 +4,13 @@
 //! Invariant: when [`watch`] returns, the child is reaped and nothing that it started runs any
 //! more. In a pid namespace the kernel warrants that; outside of one a keeper does, to which all
 //! orphans fall (`keeper`). Where there is none, and for who kills it, it is as sure as a process
-//! group and a mark in the environment can make it.
+//! group and a mark in the environment can make it. Where this process is killed itself, the kernel,
+//! the keeper and the `guard` of the run see to it.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +18,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -36,8 +38,9 @@ const REAPING: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(100);
 /// This program.
 pub(super) const SELF: &str = "/proc/self/exe";
-/// The environment variable by which strays are found outside of a pid namespace.
-const MARK: &str = "CASEPACK_PROCESS";
+/// The environment variable by which strays are found outside of a pid namespace, and sandboxes by the
+/// guard of the run.
+pub(super) const MARK: &str = "CASEPACK_PROCESS";
 
 /// What is to be started.
 pub(super) struct Job<'a> {
@@ -208,7 +211,7 @@ static STARTING: Mutex<()> = Mutex::new(());
 /// When it can't be started.
 pub(super) fn watch(job: Job<'_>) -> io::Result<Ended> {
     let start = Instant::now();
-    let own_mark = job.scope.is_none().then(mark);
+    let own_mark = job.scope.is_none().then(|| numbered(job.is_kept()));
     let mark = own_mark.as_deref().or(job.scope).unwrap_or_default();
     let (child, streams) = start_child(&job, mark)?;
     let mut watched = Watched {
@@ -238,20 +241,40 @@ pub(super) fn watch(job: Job<'_>) -> io::Result<Ended> {
 
 /// A mark for processes that may outlive the child that started them, until [`end_scope`].
 pub(super) fn mark() -> String {
+    numbered(false)
+}
+
+/// What all marks of this process begin with, but those of what has a keeper. Its number alone is
+/// that of others too, in other containers.
+pub(super) fn own_mark() -> &'static str {
+    static OWN: OnceLock<String> = OnceLock::new();
+    OWN.get_or_init(|| {
+        let chance = RandomState::new().build_hasher().finish();
+        format!("{}-{chance:x}-", std::process::id())
+    })
+}
+
+fn numbered(kept: bool) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{}-{number}", std::process::id())
+    // Who kills a keeper lets go what only the keeper can find.
+    let kept = if kept { "kept-" } else { "" };
+    format!("{kept}{}{number}", own_mark())
 }
 
 /// Ends every process of a scope; whether that could be done.
 pub(super) fn end_scope(mark: &str) -> bool {
-    end_marked(mark)
+    end_marked(&|found| found == mark.as_bytes())
 }
 
-/// Ends every process of all scopes of a casepack that is gone; whether that could be done.
-pub(super) fn end_scopes(gone: Pid) -> bool {
-    let begin = format!("{MARK}={gone}-");
-    end_all(&|variable| variable.starts_with(begin.as_bytes()))
+/// Ends every process whose mark begins with `mark`, which nobody gives any more; whether that could
+/// be done.
+pub(super) fn end_all(mark: &str) -> bool {
+    let all = |found: &[u8]| found.starts_with(mark.as_bytes());
+    let ended = end_marked(&all);
+    // Of who is becoming another program the environment can not be read for a moment.
+    std::thread::sleep(Duration::from_millis(50));
+    end_marked(&all) && ended
 }
 
 /// Starts the child; gives the pipes of its output, its errors (if apart) and its status.
@@ -297,6 +320,8 @@ fn start_child(job: &Job<'_>, mark: &str) -> io::Result<(Child, [Option<OwnedFd>
         rustix::io::fcntl_setfd(&write, FdFlags::empty())?;
         command.arg("--json-status-fd");
         command.arg(write.as_raw_fd().to_string());
+        // The mark is for those around the command.
+        command.args(["--unsetenv", MARK]);
         status = Some(read);
         inherited.push(write);
         let filter = seccomp::filter(job.network)?;
@@ -320,10 +345,8 @@ fn start_child(job: &Job<'_>, mark: &str) -> io::Result<(Child, [Option<OwnedFd>
         .stdin(input)
         .stdout(out_end)
         .stderr(err_end)
+        .env(MARK, mark)
         .process_group(0);
-    if !job.bwrap {
-        command.env(MARK, mark);
-    }
     let child = command.spawn()?;
     // In this order: nobody else may inherit it.
     drop((inherited, command));
@@ -502,7 +525,7 @@ impl Watched {
         match &self.init {
             Some((init, pidfd)) => ended.undead = !gone(*init, pidfd.as_ref()),
             None if self.bwrap || self.scoped => {}
-            None => ended.undead = !end_marked(mark),
+            None => ended.undead = !end_scope(mark),
         }
         // All writers are gone; outside of a namespace one may have escaped, so this ends when
         // nothing is there and not only at the end of the pipe.
@@ -560,17 +583,11 @@ fn ready(fd: BorrowedFd<'_>, wait: Duration) -> bool {
     rustix::event::poll(&mut fds, wait.as_ref()).is_ok_and(|ready| ready > 0)
 }
 
-/// Kills every process that has the mark in its environment, until there is none.
-fn end_marked(mark: &str) -> bool {
-    let wanted = format!("{MARK}={mark}");
-    end_all(&|variable| variable == wanted.as_bytes())
-}
-
-/// Kills every process that has a variable `wanted` in its environment, until there is none.
-fn end_all(wanted: &dyn Fn(&[u8]) -> bool) -> bool {
+/// Kills every process with such a mark in its environment, until there is none.
+fn end_marked(such: &dyn Fn(&[u8]) -> bool) -> bool {
     let until = Instant::now() + REAPING;
     loop {
-        let strays = marked(wanted);
+        let strays = marked(such);
         if strays.is_empty() {
             return true;
         }
@@ -584,7 +601,11 @@ fn end_all(wanted: &dyn Fn(&[u8]) -> bool) -> bool {
     }
 }
 
-fn marked(wanted: &dyn Fn(&[u8]) -> bool) -> Vec<Pid> {
+fn marked(such: &dyn Fn(&[u8]) -> bool) -> Vec<Pid> {
+    let mark_of = |variable: &[u8]| {
+        let mark = variable.strip_prefix(MARK.as_bytes())?;
+        mark.strip_prefix(b"=").map(such)
+    };
     let Ok(processes) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
@@ -598,7 +619,11 @@ fn marked(wanted: &dyn Fn(&[u8]) -> bool) -> Vec<Pid> {
         let read = File::open(process.path().join("environ"))
             .and_then(|file| file.take(1 << 20).read_to_end(&mut environment));
         // Of a process that is only waiting to be reaped the environment is empty.
-        if read.is_ok() && environment.split(|&byte| byte == 0).any(wanted) {
+        if read.is_ok()
+            && environment
+                .split(|&byte| byte == 0)
+                .any(|variable| mark_of(variable) == Some(true))
+        {
             found.extend(Pid::from_raw(pid));
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::env::Secrets;
 use super::thresholds;
 use crate::bundle;
 use crate::diag::count;
@@ -454,7 +455,8 @@ impl RunResults {
             cost_usd: agents
                 .iter()
                 .filter_map(|agent| agent.cost_usd)
-                .reduce(|a, b| a + b),
+                // Agents say what they like; the sum of two such numbers need not be one.
+                .reduce(|a, b| (a + b).min(f64::MAX)),
             token_usage: agents
                 .iter()
                 .filter_map(|agent| agent.token_usage)
@@ -571,9 +573,19 @@ fn dataset_of(cases: &[CaseResult]) -> Option<String> {
 }
 
 fn mean(rewards: &[f64]) -> Option<f64> {
-    #[expect(clippy::cast_precision_loss, reason = "a count of cases")]
-    let count = rewards.len() as f64;
-    (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / count)
+    (!rewards.is_empty()).then(|| mean_over(rewards, rewards.len()))
+}
+
+/// The sum of `numbers` over `count`, which is at least their number and not 0. Of finite numbers it
+/// is one, though their sum need not be.
+pub(super) fn mean_over(numbers: &[f64], count: usize) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a count of cases or steps")]
+    let count = count as f64;
+    let sum: f64 = numbers.iter().sum();
+    if sum.is_finite() {
+        return sum / count;
+    }
+    numbers.iter().map(|number| number / count).sum()
 }
 
 impl Tokens {
@@ -602,6 +614,43 @@ impl CaseResult {
         let steps = self.steps.iter().filter_map(|step| step.agent.as_ref());
         let alone = self.agent.iter().filter(|_| self.steps.is_empty());
         steps.chain(alone)
+    }
+
+    /// Hides the caller's secrets in all that agents, verifiers and judges said.
+    pub(super) fn without(&mut self, secrets: &Secrets) {
+        let hide = |text: &mut Option<String>| {
+            if let Some(text) = text {
+                *text = secrets.hide(std::mem::take(text));
+            }
+        };
+        let judges = |judges: &mut Vec<JudgeResult>| {
+            for judge in judges {
+                hide(&mut judge.rationale);
+                hide(&mut judge.error);
+                if let Some(serde_json::Value::String(text)) = &mut judge.value {
+                    *text = secrets.hide(std::mem::take(text));
+                }
+            }
+        };
+        hide(&mut self.message);
+        judges(&mut self.judges);
+        for step in &mut self.steps {
+            hide(&mut step.message);
+            judges(&mut step.judges);
+        }
+        for retried in &mut self.retried {
+            hide(&mut retried.message);
+        }
+        let skipped = self.outputs.skipped.iter_mut().map(|it| &mut it.path);
+        for path in self
+            .outputs
+            .files
+            .iter_mut()
+            .map(|it| &mut it.path)
+            .chain(skipped)
+        {
+            *path = secrets.hide(std::mem::take(path));
+        }
     }
 
     /// A case of which nothing is known yet.

@@ -229,9 +229,8 @@ const OPEN: &str = ".not-isolated";
 /// Takes note that this part of the run in `dir` has no sandbox.
 pub(super) fn note_open(dir: &Path) -> Result<(), Error> {
     let path = dir.join(OPEN);
-    File::create(&path)
-        .map(drop)
-        .map_err(|error| failed(&path, error))
+    // Whatever an agent put there: a link is replaced, not followed.
+    write_atomic(&path, b"", 0o644).map_err(|error| failed(&path, error.source))
 }
 
 /// Whether a part of the run in `dir` had no sandbox.

@@ -19,7 +19,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::package::Unusable;
-use super::seccomp;
+use super::{process, seccomp};
 
 /// The home directory inside: empty, in memory, gone afterwards.
 pub(super) const HOME: &str = "/home/agent";
@@ -468,6 +468,9 @@ impl Sandbox {
             }
         }
         add(&["--proc", "/proc", "--dev", "/dev", "--dir", "/var/tmp"]);
+        // The first process is bubblewrap's own, and no filter is around it: who could write to its
+        // memory would be rid of the filter (`seccomp`).
+        add(&["--tmpfs", "/proc/1"]);
         add(&["--tmpfs", "/tmp", "--dir", "/run", "--dir", HOME]);
         if rustix::process::geteuid().is_root() {
             let open = |path: &&str| {
@@ -515,6 +518,7 @@ impl Sandbox {
             .arg(cat)
             .arg("/proc/self/mountinfo")
             .env_clear()
+            .env(process::MARK, process::mark())
             .stdin(Stdio::null())
             .output();
         let told = told.map(|told| told.stdout).unwrap_or_default();
@@ -542,6 +546,7 @@ impl Sandbox {
             .args(["--chdir", "/", "--"])
             .arg(program)
             .env_clear()
+            .env(process::MARK, process::mark())
             .stdin(filter)
             .output()
             .map_err(failed)?;

@@ -2,9 +2,12 @@
 //! another one left, and the caller's own keys; and, where there is to be no network, sockets of
 //! families that know no network namespace (`AF_VSOCK` reaches the host of a virtual machine).
 //!
+//! And those by which bubblewrap's first process, which has no filter, could be stopped, so that the
+//! sandbox never ends, or be made to do what the filter forbids.
+//!
 //! Owns a seccomp filter (a classic BPF program, `linux/filter.h`). Refuses to know who loads it.
 //! Invariant: `add_key`, `request_key` and `keyctl` fail with EPERM, by every way that a kernel of
-//! the listed architectures takes system calls; without a network so does `socket` of any family but
+//! the listed architectures takes system calls; so do `ptrace` and its kin of the process 1; without a network so does `socket` of any family but
 //! [`FAMILIES`], with EAFNOSUPPORT. Other architectures are let be.
 
 use std::fs::File;
@@ -20,6 +23,10 @@ struct Calls {
     socket: u32,
     /// The one call that stood for all about sockets.
     socketcall: Option<u32>,
+    /// `ptrace`, whose second argument is a process.
+    ptrace: &'static [u32],
+    /// `process_vm_readv` and `process_vm_writev`, whose first argument is one.
+    memory: &'static [u32],
 }
 
 const CALLS: [Calls; 4] = [
@@ -29,6 +36,9 @@ const CALLS: [Calls; 4] = [
         keys: 248,
         socket: 41,
         socketcall: None,
+        // Those of x32 are others.
+        ptrace: &[101, 521],
+        memory: &[310, 311, 539, 540],
     },
     // i386
     Calls {
@@ -36,6 +46,8 @@ const CALLS: [Calls; 4] = [
         keys: 286,
         socket: 359,
         socketcall: Some(102),
+        ptrace: &[26],
+        memory: &[347, 348],
     },
     // aarch64
     Calls {
@@ -43,6 +55,8 @@ const CALLS: [Calls; 4] = [
         keys: 217,
         socket: 198,
         socketcall: None,
+        ptrace: &[117],
+        memory: &[270, 271],
     },
     // arm
     Calls {
@@ -50,6 +64,8 @@ const CALLS: [Calls; 4] = [
         keys: 309,
         socket: 281,
         socketcall: None,
+        ptrace: &[26],
+        memory: &[376, 377],
     },
 ];
 /// The same number everywhere. Its rings make sockets that no filter sees.
@@ -61,11 +77,12 @@ const SYS_SOCKET: u32 = 1;
 const FAMILIES: [u32; 5] = [1, 2, 10, 16, 38];
 /// The bit that tells a call of x32 from the same one of `x86_64`.
 const X32: u32 = 0x4000_0000;
-/// Where `struct seccomp_data` has them; of the first argument the low half, on the architectures
-/// above.
+/// Where `struct seccomp_data` has them; of arguments the low half, on the architectures above, which
+/// is all that the kernel takes of the number of a process.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const ARGUMENT: u32 = 16;
+const SECOND_ARGUMENT: u32 = 24;
 /// Instructions.
 const LOAD: u16 = 0x20;
 const AND: u16 = 0x54;
@@ -100,11 +117,13 @@ fn program(network: bool) -> Vec<u8> {
             (IF_MORE, 1, 0, calls.keys + 2),
             (RETURN, 0, 0, EPERM),
         ];
+        block.extend(not_of_the_first(calls.ptrace, SECOND_ARGUMENT));
+        block.extend(not_of_the_first(calls.memory, ARGUMENT));
         if !network {
             block.extend(without_network(&calls));
         }
         block.push((RETURN, 0, 0, ALLOW));
-        // Past the block of an architecture that it is not. Proof: it has some twenty instructions.
+        // Past the block of an architecture that it is not. Proof: it has fewer than a hundred instructions.
         let length = u8::try_from(block.len()).unwrap_or(u8::MAX);
         program.push((IF_EQUAL, 0, length, calls.architecture));
         program.extend(block);
@@ -117,6 +136,20 @@ fn program(network: bool) -> Vec<u8> {
         bytes.extend(value.to_ne_bytes());
     }
     bytes
+}
+
+/// What is asked of a call's number where a process stands at `argument`; another one is not met.
+fn not_of_the_first(calls: &[u32], argument: u32) -> Vec<Instruction> {
+    let each = |&call| {
+        [
+            (IF_EQUAL, 0, 4, call),
+            (LOAD, 0, 0, argument),
+            (IF_EQUAL, 0, 1, 1),
+            (RETURN, 0, 0, EPERM),
+            (RETURN, 0, 0, ALLOW),
+        ]
+    };
+    calls.iter().flat_map(each).collect()
 }
 
 /// What is asked of a call's number where there is to be no network; the next instruction allows.

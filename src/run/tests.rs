@@ -182,7 +182,7 @@ impl World {
             mode: Mode::Case,
             skills: Vec::new(),
             schema: String::new(),
-            template_fields: std::collections::BTreeSet::new(),
+            template_fields: BTreeSet::new(),
             interception: Interception::default(),
             execution: Execution {
                 runner: self.runner.clone(),
@@ -258,9 +258,11 @@ impl World {
     }
 }
 
+/// Agents are not told where their logs are: with a sandbox and without one they lie beside the workdir,
+/// never at `/logs` of this machine.
 fn script(body: &str) -> String {
     format!(
-        "#!/bin/sh\nLOGS=${{CASEPACK_LOGS_DIR:-/logs}} TESTS=${{CASEPACK_TESTS_DIR:-/tests}}\n{body}\n"
+        "#!/bin/sh\nLOGS=${{CASEPACK_LOGS_DIR:-$(cd ../logs && pwd)}} TESTS=${{CASEPACK_TESTS_DIR:-/tests}}\n{body}\n"
     )
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::results::{CaseResult, JudgeResult, MAX_ERROR_RATE, Status, ThresholdResult};
+use super::results::{CaseResult, JudgeResult, MAX_ERROR_RATE, Status, ThresholdResult, mean_over};
 use crate::dataset::Threshold;
 
 /// Rounding in sums of rewards is no failure.
@@ -36,9 +36,8 @@ pub(super) fn evaluate(
         let spoken =
             said.yes + said.no + said.none + u32::try_from(said.numbers.len()).unwrap_or(u32::MAX);
         let share = |part: u32, of: u32| (of > 0).then(|| f64::from(part) / f64::from(of));
-        let sum: f64 = said.numbers.iter().sum();
-        #[expect(clippy::cast_precision_loss, reason = "a count of cases")]
-        let mean = (!said.numbers.is_empty()).then(|| sum / said.numbers.len() as f64);
+        let mean = || mean_over(&said.numbers, said.numbers.len());
+        let mean = (!said.numbers.is_empty()).then(mean);
         // Yes and no have a mean too, as in the harness: the share of yes.
         let mean = mean.or_else(|| share(said.yes, said.yes + said.no));
         let pass_rate = if said.yes + said.no > 0 || said.numbers.is_empty() {

@@ -153,6 +153,25 @@ fn runs_have_names_of_their_own() {
 }
 
 #[test]
+fn a_directory_of_runs_that_is_a_link_is_refused_with_the_way_out() {
+    let project = project("touch ran");
+    std::fs::create_dir(project.path("there")).unwrap();
+    symlink(project.path("there"), project.path("linked")).unwrap();
+    for args in [
+        &["--runs-dir", "linked"][..],
+        &["--runs-dir", "linked", "--run-id", "r"],
+    ] {
+        let outcome = run(&project, args).run().assert_code(2);
+        assert!(
+            outcome.stderr.contains("that it leads to with --runs-dir"),
+            "{outcome}"
+        );
+    }
+    assert!(!project.path("dist").exists());
+    assert_eq!(std::fs::read_dir(project.path("there")).unwrap().count(), 0);
+}
+
+#[test]
 fn nothing_is_run_when_a_case_can_not_be_built() {
     let project = project("touch ran");
     project.write("cases/a/input.yaml", "prompt: [\n");

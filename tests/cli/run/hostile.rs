@@ -1,5 +1,7 @@
 //! Agents that do their worst: the run goes on, the case is reported rightly, nothing stays behind.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -55,7 +57,7 @@ fn the_worst_of_agents_end_and_are_judged() {
          stubborn) touch out/a; trap '' TERM INT HUP; while :; do sleep {number} & wait; done;;\n\
          loud) touch out/a; head -c 1000000000 /dev/zero;;\n\
          gone) rm -rf \"$PWD\"; mkdir -p out 2>/dev/null; true;;\n\
-         shut) touch out/a; mkdir x; touch x/y; chmod 0 x \"${{CASEPACK_LOGS_DIR:-/logs}}/agent\" .;;\n\
+         shut) touch out/a; mkdir x; touch x/y; chmod 0 x ../logs/agent .;;\n\
          fine) touch out/a;;\n\
          esac\n"
     );
@@ -122,6 +124,206 @@ fn nothing_outlives_a_run_that_is_killed() {
         child.kill().unwrap();
         child.wait().unwrap();
         wait_for(&|count| count == 0, "something is left");
+    }
+}
+
+/// What casepack was starting when it was killed has not yet asked to end with it.
+#[test]
+fn no_sandbox_begins_after_a_run_that_was_killed() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let path = std::env::var("PATH").unwrap();
+    let mut dirs = path.split(':').map(Path::new);
+    let bwrap = dirs.find_map(|dir| Some(dir.join("bwrap")).filter(|it| it.is_file()));
+    let project = project("touch out/a; sleep 600\n", &["a"], "return True");
+    let slow = format!(
+        "#!/bin/sh\ncase \"$*\" in *agent.sh*) touch '{}'; sleep 2;; esac\nexec {} \"$@\"\n",
+        project.path("starting").display(),
+        bwrap.unwrap().display(),
+    );
+    project.write("bin/bwrap", slow);
+    let executable = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(project.path("bin/bwrap"), executable).unwrap();
+    let path = format!("{}:{path}", project.path("bin").display());
+    let command = run(&project, &["--run-id", "r", "--sandbox", "bwrap"]).env("PATH", path);
+    let mut child = command.command().spawn().unwrap();
+    let begin = Instant::now();
+    let wait_for = |what: &str, so_far: &dyn Fn() -> bool| {
+        while !so_far() {
+            assert!(begin.elapsed() < Duration::from_mins(1), "{what}");
+            sleep(Duration::from_millis(10));
+        }
+    };
+    wait_for("the agent is not started", &|| {
+        project.path("starting").exists()
+    });
+    let sandbox = format!("{}/runs/r/a/workspace", project.root().display());
+    assert!(alive(&sandbox) > 0);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_for("a sandbox is left", &|| alive(&sandbox) == 0);
+    assert!(!project.path("runs/r/a/workspace/out/a").exists());
+}
+
+/// bubblewrap's own process has no filter around it; stopped, it would never tell that the agent has
+/// ended.
+#[test]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn the_first_process_of_a_sandbox_is_out_of_reach() {
+    if !sandboxes().contains(&"bwrap") {
+        return;
+    }
+    let (ptrace, memory) = if cfg!(target_arch = "x86_64") {
+        (101, 310)
+    } else {
+        (117, 270)
+    };
+    // Attaching, seizing, reading, writing; then a child of its own, which is allowed.
+    let agent = format!(
+        "exec python3 - <<'X'\nimport ctypes, os, time\nlibc = ctypes.CDLL(None, use_errno=True)\n\
+         def call(*args):\n ctypes.set_errno(0)\n libc.syscall(*args)\n return ctypes.get_errno()\n\
+         child = os.fork()\nif child == 0: time.sleep(600)\n\
+         said = [call({ptrace}, 16, 1, 0, 0), call({ptrace}, 0x4206, 1, 0, 0),\n  \
+         call({memory}, 1, 0, 0, 0, 0, 0), call({memory} + 1, 1, 0, 0, 0, 0, 0),\n  \
+         os.path.exists('/proc/1/mem'), os.path.exists('/proc/1/task'),\n  \
+         call({ptrace}, 16, child, 0, 0), call({memory}, child, 0, 0, 0, 0, 0) == 1]\n\
+         open('out/said', 'w').write(' '.join(map(str, said)))\nX\n"
+    );
+    let project = project(&agent, &["a"], "return True");
+    let args = [
+        "--sandbox",
+        "bwrap",
+        "--run-id",
+        "r",
+        "--agent-timeout",
+        "60",
+    ];
+    let outcome = run(&project, &args).args(["--output", "json"]).run();
+    let document = outcome.assert_code(0).json();
+    assert_eq!(case(&document, "a")["agent"]["timed_out"], false);
+    let said = project.read("runs/r/a/workspace/out/said");
+    assert_eq!(said, "1 1 1 1 False False 0 False");
+}
+
+/// Numbers that are none together, names that call people, and secrets of the caller.
+#[test]
+fn what_an_agent_says_harms_no_report() {
+    let project = ProjectBuilder::new().build();
+    for case in ["@all", "b"] {
+        let dir = format!("tasks/{case}");
+        project.write(
+            &format!("{dir}/task.toml"),
+            "[environment]\ndocker_image = 'x'\nworkdir = '/workspace'\nenv = {K = '${MY_API_KEY}'}\n",
+        );
+        project.write(&format!("{dir}/instruction.md"), "Do it.\n");
+        project.write(
+            &format!("{dir}/tests/test.sh"),
+            "#!/bin/bash\necho @octocat $K >&2\nL=${CASEPACK_LOGS_DIR:-/logs}/verifier\n\
+             echo 1e308 > $L/reward.txt; [ $K ] || rm $L/reward.txt\n",
+        );
+    }
+    let agent = "bash -c 'echo $K; echo $K >out; echo \"{\\\"final_metrics\\\": \
+                 {\\\"total_cost_usd\\\": 1.7e308}}\" > ../logs/agent/trajectory.json'";
+    for sandbox in sandboxes() {
+        let args = [
+            "tasks",
+            "--sandbox",
+            sandbox,
+            "--attempts",
+            "2",
+            "--run-id",
+            sandbox,
+            "--pass-at",
+            "1.5e308",
+            "--output",
+            "json",
+            "--agent-command",
+            agent,
+        ];
+        let run = run(&project, &args).env("MY_API_KEY", "topsecret-12345");
+        let outcome = run.run().assert_code(1);
+        let told = outcome.findings("callers-variables");
+        assert_eq!(told.len(), 1, "{outcome}");
+        assert_eq!(told[0]["severity"], "warning");
+        assert!(
+            told[0]["message"]
+                .as_str()
+                .unwrap()
+                .ends_with(": MY_API_KEY.")
+        );
+        let summary = &outcome.json()["summary"];
+        assert_eq!(summary["cost_usd"], f64::MAX, "{outcome}");
+        assert_eq!(summary["mean_reward"], 1e308, "{outcome}");
+        for document in ["results.json", "summary.md", "junit.xml", "report.html"] {
+            let text = project.read(&format!("runs/{sandbox}/{document}"));
+            assert!(!text.contains("topsecret"), "{document}");
+            assert!(!text.contains(" inf "), "{document}");
+        }
+        let page = project.read(&format!("runs/{sandbox}/report.html"));
+        assert!(page.contains("[MY_API_KEY]"), "{page}");
+        let summary = project.read(&format!("runs/{sandbox}/summary.md"));
+        assert!(
+            summary.contains("@&#8203;all") && !summary.contains("@all"),
+            "{summary}"
+        );
+        // Later, by another command.
+        let again = ["report", sandbox];
+        let again = project
+            .invoke(again.iter())
+            .env("MY_API_KEY", "topsecret-12345");
+        again.run().assert_code(1);
+        let page = project.read(&format!("runs/{sandbox}/report.html"));
+        assert!(!page.contains("topsecret"));
+    }
+    // Who must not have it is not even started.
+    let args = [
+        "tasks",
+        "--agent",
+        "nop",
+        "--deny",
+        "callers-variables",
+        "--run-id",
+        "denied",
+    ];
+    let denied = run(&project, &args).env("MY_API_KEY", "topsecret-12345");
+    denied.run().assert_code(1);
+    assert!(!project.path("runs/denied").exists());
+    // Nobody asks for what is not set; then there is no verdict, with what was said.
+    let args = ["tasks", "--agent", "nop", "--run-id", "unset", "-v"];
+    let unset = run(&project, &args).run().assert_code(1);
+    assert!(!unset.stderr.contains("callers-variables"), "{unset}");
+}
+
+/// What an agent left runs as nobody but who starts it, and nobody else gets there.
+#[test]
+fn nobody_gets_the_callers_rights_from_what_is_left() {
+    let agent = "mkdir -p out d; for to in out/sh sh d/sh; do cp /bin/sh $to; chmod 6755 $to; done\n\
+                 cp -p sh ../logs/agent/sh; mv d ../logs/artifacts/\n";
+    for sandbox in sandboxes() {
+        let project = project(agent, &["a"], "return 'out/sh' in outputs['files']");
+        let args = ["--sandbox", sandbox, "--run-id", "r"];
+        run(&project, &args).run().assert_code(0);
+        let mode = |path: &str| {
+            let meta = project.path(path).symlink_metadata().unwrap();
+            meta.permissions().mode() & 0o7777
+        };
+        assert_eq!(mode("runs/r"), 0o700, "{sandbox}");
+        for left in [
+            "workspace/out/sh",
+            "workspace/sh",
+            "logs/agent/sh",
+            "logs/artifacts/d/sh",
+            "outputs/out/sh",
+        ] {
+            assert_eq!(mode(&format!("runs/r/a/{left}")) & 0o6000, 0, "{left}");
+        }
+        // One of an earlier version, taken up again.
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(project.path("runs/r"), open).unwrap();
+        let args = ["--sandbox", sandbox, "--resume", "r"];
+        run(&project, &args).run().assert_code(0);
+        assert_eq!(mode("runs/r"), 0o700, "{sandbox}");
     }
 }
 
