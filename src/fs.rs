@@ -292,6 +292,19 @@ impl Root {
     }
 }
 
+/// Reads the regular file at `path`, at most `limit` bytes. For places that others may write to as
+/// well: a link there is not followed, and what is no file makes nobody wait.
+///
+/// # Errors
+/// See [`ReadError`].
+pub fn read_regular(path: &Path, limit: u64) -> Result<Vec<u8>, ReadError> {
+    let file = rustix::fs::open(path, open::FILE | OFlags::NOFOLLOW, Mode::empty())?;
+    match Stamp::of_open(&file)? {
+        (Kind::File, stamp) => read_open(&file.into(), &stamp, limit),
+        _ => Err(ReadError::NotAFile),
+    }
+}
+
 /// All bytes of `file`, whose state was `stamp` before.
 pub(crate) fn read_open(file: &File, stamp: &Stamp, limit: u64) -> Result<Vec<u8>, ReadError> {
     if stamp.size > limit {

@@ -29,7 +29,7 @@ pub use self::list::{CaseRow, case, cases};
 pub use self::plain::{Plain, PlainPushed, Published, Work, published, survey};
 pub use self::pull::{Layout, Pull, Pulled, pull};
 pub use self::push::{Push, Pushed, push};
-pub use self::remote::{Named, Remote, Which};
+pub use self::remote::{Cache, Named, Remote, Which};
 pub use self::verify::{Changes, Checked, Difference, diff, verify, verify_layout};
 use crate::bundle::Bad;
 use crate::fs::FsError;
@@ -53,9 +53,17 @@ pub enum PublishError {
     /// An object is not what it has to be.
     #[error(transparent)]
     Bad(#[from] Bad),
-    /// What was asked for can't be done.
+    /// What was asked for can't be done, however often: something else has to be asked for.
     #[error("{what}")]
     Refused {
+        /// Why.
+        what: String,
+        /// What to do next.
+        help: String,
+    },
+    /// What was asked for can't be done now.
+    #[error("{what}")]
+    Busy {
         /// Why.
         what: String,
         /// What to do next.
@@ -95,7 +103,7 @@ impl PublishError {
         match self {
             Self::Store(error) => error.help(),
             Self::Bad(bad) => bad.help().to_owned(),
-            Self::Refused { help, .. } => help.clone(),
+            Self::Refused { help, .. } | Self::Busy { help, .. } => help.clone(),
             Self::NoCase => {
                 "See the cases of a release with `casepack ls STORE --ref NAME`.".to_owned()
             }
@@ -106,6 +114,13 @@ impl PublishError {
 
     fn refused(what: impl Into<String>, help: impl Into<String>) -> Self {
         Self::Refused {
+            what: what.into(),
+            help: help.into(),
+        }
+    }
+
+    fn busy(what: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::Busy {
             what: what.into(),
             help: help.into(),
         }

@@ -30,7 +30,7 @@ pub use self::memory::Memory;
 pub use self::s3::{Access, AccessKeys, S3, S3Settings, SecretError};
 pub use self::url::{StoreUrl, StoreUrlError};
 use crate::digest::{Digest, Hasher};
-use crate::path::{TreePath, TreePathError};
+use crate::path::TreePath;
 
 /// How many operations are worth having under way at once.
 pub const AT_ONCE: usize = 16;
@@ -359,13 +359,15 @@ pub enum Conditions {
 pub enum Listed {
     /// An object.
     Entry(Entry),
-    /// An object that casepack did not write and can't ask for.
+    /// What casepack did not write and can't ask for.
     Unusable {
         /// Its key below the store's root; raw.
         key: String,
         /// Why it is no key.
-        why: TreePathError,
+        why: String,
     },
+    /// A directory with nothing in it, where the store has some.
+    EmptyDir(TreePath),
 }
 
 /// An object in a listing.

@@ -192,7 +192,7 @@ fn another_layout_leaves_nothing_of_the_one_before() {
             }
             pull("out", "v1", before).assert_code(0);
             let refused = pull("out", "v2", after);
-            assert_ne!(refused.code, 0, "{refused}");
+            assert_eq!(refused.code, 2, "{refused}");
             assert!(
                 refused.stdout.contains("was pulled in another layout"),
                 "{refused}"
@@ -252,7 +252,8 @@ fn a_destination_leads_nowhere() {
                 let args = ["pull", "store", "--ref", "v1", "-o", "out", "--as", layout];
                 let outcome = project.casepack(args);
                 let refused = is_dir || at.ends_with("journal");
-                assert_eq!(outcome.code != 0, refused, "{at} {link}: {outcome}");
+                let code = if refused { 2 } else { 0 };
+                assert_eq!(outcome.code, code, "{at} {link}: {outcome}");
                 if refused {
                     assert!(
                         outcome.stderr.contains(&format!("out/{at} is a link")),
@@ -280,7 +281,7 @@ fn an_empty_directory_in_a_case_is_a_change() {
     let extra = project.path("out/case-00001/environment/extra/deep");
     fs::create_dir_all(&extra).unwrap();
     let refused = pull("v1", &[]);
-    assert_ne!(refused.code, 0, "{refused}");
+    assert_eq!(refused.code, 2, "{refused}");
     assert!(
         refused.stderr.contains("case-00001 is something else"),
         "{refused}"
@@ -293,4 +294,53 @@ fn an_empty_directory_in_a_case_is_a_change() {
     let pulled = pull("v2", &["--output", "json"]).assert_code(0);
     assert_eq!(pulled.findings("output-left-behind").len(), 1, "{pulled}");
     assert!(extra.exists());
+}
+
+/// A cache that others write to as well is read as plain files, and no further than they may be
+/// long.
+#[test]
+fn a_cache_leads_nowhere() {
+    let project = two_releases(4);
+    let pull = || {
+        fs::remove_dir_all(project.path("out")).ok();
+        let args = [
+            "pull", "store", "--ref", "v1", "-o", "out", "--cache", "cache",
+        ];
+        project.casepack(args)
+    };
+    pull().assert_code(0);
+    let cached = names(&project, "cache/sha256");
+    assert!(!cached.is_empty());
+    for name in &cached {
+        let path = project.path("cache/sha256").join(name);
+        let bytes = fs::read(&path).unwrap();
+        let sparse = || fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        let link = || symlink("/dev/zero", &path).unwrap();
+        let fifo = || fifo(&path);
+        for spoil in [&fifo as &dyn Fn(), &sparse, &link] {
+            fs::remove_file(&path).unwrap();
+            spoil();
+            // As nobody has so much memory.
+            let args = ["--as=1500000000".into()];
+            let pull = [
+                "pull", "store", "--ref", "v1", "-o", "out", "--cache", "cache",
+            ];
+            fs::remove_dir_all(project.path("out")).ok();
+            let mut pull = project.invoke(pull);
+            if cfg!(target_os = "linux") {
+                pull = pull.within("prlimit", args);
+            }
+            pull.run().assert_code(0);
+            // It was read from the store, and is there again.
+            assert!(path.symlink_metadata().unwrap().is_file());
+            assert_eq!(fs::read(&path).unwrap(), bytes);
+        }
+    }
+    // Nor is anything written elsewhere.
+    fs::remove_dir_all(project.path("cache/sha256")).unwrap();
+    fs::create_dir(project.path("away")).unwrap();
+    symlink(project.path("away"), project.path("cache/sha256")).unwrap();
+    let refused = pull().assert_code(3);
+    assert!(refused.stderr.contains("must be a directory"), "{refused}");
+    assert!(names(&project, "away").is_empty());
 }

@@ -71,6 +71,7 @@ fn keys(store: &dyn Store, prefix: &str) -> Vec<String> {
             keys.push(match listed {
                 Listed::Entry(entry) => entry.key.as_str().to_owned(),
                 Listed::Unusable { key, .. } => key,
+                Listed::EmptyDir(dir) => format!("{dir}/"),
             });
             std::ops::ControlFlow::Continue(())
         })

@@ -50,7 +50,7 @@ impl Local {
         let push_it = Push {
             from: &self.project.path("bundle"),
             release: &self.release,
-            remote: Remote::new(store, None)?,
+            remote: Remote::new(store, None),
             reference: &RefName::new(tag).unwrap(),
             force: false,
             repair: false,
@@ -69,7 +69,7 @@ impl Local {
         out: &str,
         observer: &dyn Observer,
     ) -> Result<Pulled, PublishError> {
-        let remote = Remote::new(store, None)?;
+        let remote = Remote::new(store, None);
         let release = remote.release(&Which::Ref(RefName::new(tag).unwrap()))?;
         let pull_it = Pull {
             remote,

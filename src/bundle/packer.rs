@@ -26,7 +26,7 @@ use super::{
     release_of_ref,
 };
 use crate::digest::{Digest, Hasher, TreeId};
-use crate::fs::{FsError, ReadError, StagedDir, Stamp, replace, write_atomic};
+use crate::fs::{FsError, ReadError, StagedDir, Stamp, read_regular, replace, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::tree::{self, Content, Data, Entry, FileAt, Mode, Tree, id_of, listing_file, push_row};
 
@@ -1331,9 +1331,8 @@ fn put(root: &Path, key: &str, bytes: &[u8]) -> Result<(), PackError> {
     if let Some(dir) = path.parent().filter(|dir| *dir != root) {
         real_dir(dir)?;
     }
-    let there = path.symlink_metadata().is_ok_and(|there| there.is_file())
-        && fs::read(&path).is_ok_and(|there| there == bytes);
-    if there {
+    let there = read_regular(&path, bytes.len() as u64);
+    if there.is_ok_and(|there| there == bytes) {
         return Ok(());
     }
     write_atomic(&path, bytes, 0o644).map_err(refused("can not write"))
@@ -1343,6 +1342,13 @@ fn put(root: &Path, key: &str, bytes: &[u8]) -> Result<(), PackError> {
 fn refs(root: &Path, mine: &RefName) -> Result<Vec<(RefName, Release)>, PackError> {
     let dir = root.join(REFS);
     let mut found = Vec::new();
+    // What is no file is no ref that can be read.
+    let read = |path: &Path, limit: u64| -> io::Result<Vec<u8>> {
+        match read_regular(path, limit) {
+            Err(ReadError::Io(error)) => Err(error),
+            read => Ok(read.unwrap_or_default()),
+        }
+    };
     let mut list = |dir: &Path, prefix: &str| -> io::Result<Vec<String>> {
         let mut dirs = Vec::new();
         for entry in fs::read_dir(dir)? {
@@ -1356,9 +1362,10 @@ fn refs(root: &Path, mine: &RefName) -> Result<Vec<(RefName, Release)>, PackErro
             } else if kind.is_file()
                 && let Some(name) = RefName::from_key(&format!("{REFS}{prefix}{name}"))
                 && name != *mine
-                && let Ok((digest, manifest)) = release_of_ref(&name, &fs::read(entry.path())?)
+                && let bytes = read(&entry.path(), 2 * limits::MANIFEST_BYTES)?
+                && let Ok((digest, manifest)) = release_of_ref(&name, &bytes)
                 && let Ok(release) = Release::parse(digest, manifest, |config| {
-                    fs::read(root.join(blob_key(config.digest)))
+                    read(&root.join(blob_key(config.digest)), config.size)
                 })
             {
                 found.push((name, release));

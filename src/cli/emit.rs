@@ -19,7 +19,7 @@ use crate::bundle::View;
 use crate::diag::{Diagnostic, Diagnostics, Rule};
 use crate::digest::Digest;
 use crate::escape;
-use crate::fs::write_atomic;
+use crate::fs::{ReadError, read_regular, write_atomic};
 use crate::path::TreePath;
 use crate::plan::Select;
 use crate::publish::{Remote, Which, cases, published};
@@ -193,7 +193,7 @@ fn find(
             "Name the prefix as `casepack publish --layout …` printed it; of a store of releases, \
              name one with --ref NAME or STORE@sha256:….",
         );
-        (Exit::System, failure)
+        (Exit::Usage, failure)
     };
     let (parent, name) = store::parted(url).ok_or_else(nothing)?;
     if args.shards.is_some() {
@@ -244,7 +244,7 @@ fn release(
     which: &Which,
     shards: Option<NonZeroU32>,
 ) -> Result<Found, (Exit, Failure)> {
-    let remote = Remote::new(store, None).map_err(|error| store::told(&error))?;
+    let remote = Remote::new(store, None);
     let release = remote.release(which).map_err(|error| store::told(&error))?;
     let document = &release.document;
     let files = |view: View| document.views.get(&view).map_or(0, |(files, _)| *files);
@@ -313,8 +313,11 @@ fn write(
     };
     fs::create_dir_all(dir).map_err(|error| failed("Making", &error))?;
     for (name, text) in files {
-        let there = fs::read(dir.join(name));
-        if !force && there.is_ok_and(|there| there != text.as_bytes()) {
+        let there = match read_regular(&dir.join(name), text.len() as u64) {
+            Err(ReadError::Missing) => true,
+            there => there.is_ok_and(|there| there == text.as_bytes()),
+        };
+        if !force && !there {
             let failure = Failure::new(
                 format!(
                     "{} is there already, and is another.",

@@ -10,9 +10,9 @@ pub(crate) enum Exit {
     Done = 0,
     /// Errors in the user's files, or cases that did not pass.
     Findings = 1,
-    /// The command line itself.
+    /// The command line itself, or what it asks for is not to be had: no retry mends it.
     Usage = 2,
-    /// Disk or network: worth a retry.
+    /// The disk, the network or a store failed: worth a retry.
     System = 3,
     /// A bug in casepack.
     Bug = 101,

@@ -18,7 +18,7 @@ pub(super) fn run(args: &Gc, context: &Context) -> Outcome {
 
 fn pass(args: &Gc, context: &Context) -> Result<Outcome, (Exit, Failure)> {
     let store = store::open(&args.store, &args.s3, context, Purpose::Read)?;
-    let remote = Remote::new(&*store, None).map_err(|error| store::told(&error))?;
+    let remote = Remote::new(&*store, None);
     let days = |days: u32| Duration::from_secs(u64::from(days) * 86_400);
     let pass = Collection {
         grace: days(args.grace),
@@ -33,7 +33,7 @@ fn pass(args: &Gc, context: &Context) -> Result<Outcome, (Exit, Failure)> {
             format!("There is no release in {}.", store.show("")),
             "Check the URL: `casepack publish` prints that of a store.",
         );
-        return Err((Exit::System, failure));
+        return Err((Exit::Usage, failure));
     }
     let blobs = |(number, bytes): (u64, u64)| {
         format!("{} ({})", count(number, "blob", "blobs"), size(bytes))

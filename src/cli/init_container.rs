@@ -114,7 +114,7 @@ fn fetch(context: &Context) -> Result<String, (Exit, Failure)> {
         // What is made there would go with this container.
         let help = "EvalHub mounts a volume there, which the adapter has too; CASEPACK_TEST_DATA \
                     names another directory.";
-        return Err((Exit::System, Failure::new(message, help)));
+        return Err((Exit::Usage, Failure::new(message, help)));
     }
     let mut settings = secret(&place("CASEPACK_S3_SECRET_DIR", SECRET))?;
     settings.stop = Arc::clone(&context.stop);
@@ -159,7 +159,7 @@ fn pull(
     let store = crate::store::open(&url, settings, Purpose::Read)
         .map_err(|error| (Exit::System, Failure::from_error(&error, error.help())))?;
     let failed = |error| store::told(&error);
-    let remote = Remote::new(&*store, None).map_err(failed)?;
+    let remote = Remote::new(&*store, None);
     let which = Which::Manifest(key.release);
     let release = remote.release(&which).map_err(failed)?;
     let pulled = publish::pull(
@@ -201,7 +201,7 @@ fn secret(dir: &Path) -> Result<S3Settings, (Exit, Failure)> {
     let help = "The Secret needs AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION and \
                 AWS_S3_ENDPOINT.";
     let settings = S3Settings::from_secret_dir(dir)
-        .map_err(|error| (Exit::System, Failure::from_error(&error, help)))?;
+        .map_err(|error| (store::of_secret(&error), Failure::from_error(&error, help)))?;
     let lost = [
         (&settings.region, "AWS_DEFAULT_REGION"),
         (&settings.endpoint, "AWS_S3_ENDPOINT"),
@@ -209,7 +209,7 @@ fn secret(dir: &Path) -> Result<S3Settings, (Exit, Failure)> {
     match lost.iter().find(|(value, _)| value.is_none()) {
         Some((_, name)) => {
             let message = format!("The secret in {} has no {name}.", dir.display());
-            Err((Exit::System, Failure::new(message, help)))
+            Err((Exit::Usage, Failure::new(message, help)))
         }
         None => Ok(settings),
     }

@@ -20,7 +20,7 @@ pub(super) fn run(args: &Ls, context: &Context) -> Outcome {
 
 fn list(args: &Ls, context: &Context) -> Result<Outcome, (Exit, Failure)> {
     let store = store::open(&args.store, &args.s3, context, Purpose::Read)?;
-    let remote = Remote::new(&*store, None).map_err(|error| store::told(&error))?;
+    let remote = Remote::new(&*store, None);
     let outcome = match &args.r#ref {
         None => refs(remote, context)?,
         Some(name) => of_release(remote, name, context)?,

@@ -150,7 +150,7 @@ fn send(
     let push_it = Push {
         from,
         release,
-        remote: Remote::new(store, None).map_err(|error| store::told(&error))?,
+        remote: Remote::new(store, None),
         reference: &tag,
         force: args.destination.force,
         repair: publishing.repair,
@@ -182,8 +182,7 @@ fn tag(args: &Publish) -> RefName {
 /// The release that a build has made.
 fn built(from: &Path) -> Result<Release, (Exit, Failure)> {
     let local = Directory::open(from).map_err(|error| store::told(&error.into()))?;
-    let release =
-        Remote::new(&local, None).and_then(|remote| remote.release(&Which::Ref(RefName::latest())));
+    let release = Remote::new(&local, None).release(&Which::Ref(RefName::latest()));
     release.map_err(|error| match error {
         PublishError::Refused { .. } => {
             let failure = Failure::new(
@@ -191,7 +190,7 @@ fn built(from: &Path) -> Result<Release, (Exit, Failure)> {
                 "--from takes the directory `bundle` in the output of `casepack build --target \
                  bundle`.",
             );
-            (Exit::System, failure)
+            (Exit::Usage, failure)
         }
         error => store::told(&error),
     })

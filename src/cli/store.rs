@@ -9,8 +9,8 @@ use super::exit::Exit;
 use super::outcome::{Failure, Outcome};
 use crate::bundle::{RefName, Release};
 use crate::diag::Diagnostics;
-use crate::publish::{PublishError, Remote, Which};
-use crate::store::{Access, Memory, Purpose, S3Settings, Store, StoreUrl};
+use crate::publish::{Cache, PublishError, Remote, Which};
+use crate::store::{Access, Memory, Purpose, S3Settings, SecretError, Store, StoreUrl};
 
 /// Opens the store.
 pub(super) fn open(
@@ -58,7 +58,7 @@ fn settings(args: &S3Args, context: &Context) -> Result<S3Settings, (Exit, Failu
     let mut settings = match &args.s3_secret_dir {
         Some(dir) => S3Settings::from_secret_dir(&machine.absolute(dir)).map_err(|error| {
             let help = "Check --s3-secret-dir and what is mounted there.";
-            (Exit::System, Failure::from_error(&error, help))
+            (of_secret(&error), Failure::from_error(&error, help))
         })?,
         None => S3Settings::default(),
     };
@@ -78,6 +78,14 @@ fn settings(args: &S3Args, context: &Context) -> Result<S3Settings, (Exit, Failu
         settings.access = Access::Anonymous;
     }
     Ok(settings.with_variables(|name| machine.env.get(name).cloned()))
+}
+
+/// How a command ends that has no use for a secret.
+pub(super) fn of_secret(error: &SecretError) -> Exit {
+    match error {
+        SecretError::NoDirectory(_) | SecretError::Missing { .. } => Exit::Usage,
+        SecretError::Unreadable { .. } => Exit::System,
+    }
 }
 
 /// The store that holds the prefix, and the prefix's last component.
@@ -116,8 +124,9 @@ pub(super) fn with_release<T>(
         StoreUrl::S3 { .. } => told,
     })?;
     let cache = source.cache.as_ref();
-    let cache = cache.map(|dir| context.machine.absolute(dir));
-    let remote = Remote::new(&*store, cache.as_deref()).map_err(|error| told(&error))?;
+    let cache = cache.map(|dir| Cache::open(&context.machine.absolute(dir)));
+    let cache = cache.transpose().map_err(|error| told(&error))?;
+    let remote = Remote::new(&*store, cache.as_ref());
     let which = match source.src.1 {
         Some(digest) => Which::Manifest(digest),
         None => Which::Ref(source.r#ref.clone().unwrap_or_else(RefName::latest)),
@@ -139,7 +148,7 @@ pub(super) fn with_release<T>(
     }
     match source.expect_dataset {
         Some(expected) if expected != release.document.dataset => Err((
-            Exit::System,
+            Exit::Usage,
             Failure::new(
                 format!(
                     "The release {} is of the dataset {}, not of {expected}.",
@@ -168,7 +177,7 @@ fn not_after_an_at(url: &StoreUrl, (exit, mut failure): (Exit, Failure)) -> (Exi
 /// How a command ends that could not do what it was to do with a store.
 pub(super) fn told(error: &PublishError) -> (Exit, Failure) {
     let exit = match error {
-        PublishError::NoCase => Exit::Usage,
+        PublishError::NoCase | PublishError::Refused { .. } => Exit::Usage,
         PublishError::Stopped => Exit::Interrupted,
         _ => Exit::System,
     };

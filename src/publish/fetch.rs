@@ -114,6 +114,7 @@ fn objects(store: &dyn Store, prefix: &str) -> Result<BTreeMap<TreePath, Entry>,
             Listed::Entry(entry) => (entry.key.as_str().to_owned(), Ok(entry)),
             // What consoles make for directories.
             Listed::Unusable { key, .. } if key.ends_with('/') => return ControlFlow::Continue(()),
+            Listed::EmptyDir(_) => return ControlFlow::Continue(()),
             Listed::Unusable { key, why } => (key, Err(why)),
         };
         let rest = key.strip_prefix(prefix).unwrap_or(&key);
@@ -123,9 +124,10 @@ fn objects(store: &dyn Store, prefix: &str) -> Result<BTreeMap<TreePath, Entry>,
         } else {
             rest
         };
-        let placed = entry.and_then(|entry| Ok((TreePath::new(name)?, entry)));
+        let path = || TreePath::new(name).map_err(|why| why.to_string());
+        let placed = entry.and_then(|entry| Ok((path()?, entry)));
         let why = match placed {
-            Err(why) => why.to_string(),
+            Err(why) => why,
             Ok((path, entry)) => match objects.insert(path, entry) {
                 None => return ControlFlow::Continue(()),
                 Some(_) => "needs the place of another object".to_owned(),

@@ -83,6 +83,13 @@ pub fn collect(
             blobs.insert(digest, entry);
         }
     }
+    if let Some((stray, why)) = remote.stray_ref()? {
+        let stray = store.show(&stray);
+        return Err(PublishError::refused(
+            format!("Nothing is collected, since {stray} may be meant for a ref, and {why}"),
+            "Make a plain object of it, with the name of a ref and `.json`, or remove it.",
+        ));
+    }
     let mut needed = BTreeSet::new();
     remote.each_ref(&mut |found| {
         match found.manifest.and_then(|manifest| named_by(&manifest)) {
@@ -192,7 +199,7 @@ fn sweep(
                 return Err(PublishError::Stopped);
             }
             if started.elapsed() > SWEEP_TIME {
-                return Err(PublishError::refused(
+                return Err(PublishError::busy(
                     "Removing garbage takes too long to go on safely",
                     "Run it again: it goes on where it stopped.",
                 ));

@@ -203,7 +203,7 @@ pub(super) fn record_of(store: &dyn Store, prefix: &str) -> Result<Option<Record
     let record: Record = serde_json::from_slice(&object.bytes)
         .map_err(|error| Bad::new(named(), format!("is no record of plain objects: {error}")))?;
     if !record.pending.is_empty() {
-        return Err(PublishError::refused(
+        return Err(PublishError::busy(
             format!(
                 "{} is being published, or its publish was stopped",
                 store.show(prefix)
@@ -309,6 +309,7 @@ fn list(plain: &Plain<'_>) -> Result<Listing, PublishError> {
     plain.store.list(plain.name, &mut |listed| {
         let (raw, entry) = match listed {
             Listed::Entry(entry) => (entry.key.as_str().to_owned(), Some(entry)),
+            Listed::EmptyDir(_) => return ControlFlow::Continue(()),
             Listed::Unusable { key, .. } => (key, None),
         };
         let Some(rest) = raw.strip_prefix(&below) else {
@@ -573,7 +574,7 @@ impl Work<'_> {
         let expected = at.map_or(Expected::Absent, Expected::At);
         match store.put_if(&path, &bytes, expected) {
             Ok(Swap::Done(etag)) => Ok(etag),
-            Ok(Swap::Lost { .. }) => Err(PublishError::refused(
+            Ok(Swap::Lost { .. }) => Err(PublishError::busy(
                 format!(
                     "Another publisher is at work below {}/",
                     store.show(self.plain.name)

@@ -121,7 +121,7 @@ pub fn push(push: &Push<'_>, observer: &dyn Observer) -> Result<Pushed, PublishE
     let bytes = &push.release.manifest;
     store.put(&manifest, Body::Bytes(bytes), &push.release.digest)?;
     if started.elapsed() > push.grace / 2 {
-        return Err(PublishError::refused(
+        return Err(PublishError::busy(
             "The publish took longer than half the grace period of garbage; blobs that it rests on may be gone",
             "Run it again: what was uploaded is there.",
         ));
@@ -389,7 +389,7 @@ fn move_ref(
                 || "was removed".to_owned(),
                 |(digest, _)| format!("was moved to {digest}"),
             );
-            Err(PublishError::refused(
+            Err(PublishError::busy(
                 format!(
                     "The ref '{}' {what} by another publisher while this one was at work; it was left so",
                     push.reference

@@ -2,22 +2,26 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
 
-use super::{PublishError, failed, key};
+use super::{PublishError, failed, key, refused};
 use crate::bundle::{
     Bad, Descriptor, Frame, Pack, PackIndex, REFS, RefName, Release, blob_key, limits,
     release_of_ref,
 };
 use crate::digest::Digest;
-use crate::fs::write_atomic;
-use crate::store::{Etag, Reason, Store, StoreError};
+use crate::fs::{Kind, Root, write_all};
+use crate::path::TreePath;
+use crate::store::{Etag, Listed, Reason, Store, StoreError};
 
 /// Bytes between two frames that are read rather than asked for apart.
 const GAP: u64 = 64 << 10;
 /// Bytes that are asked for at once at most.
 const RANGE: u64 = 4 << 20;
+/// Where blobs are in a cache.
+const CACHED: &str = "sha256";
 /// Refs of a store at most.
 const MAX_REFS: usize = 100_000;
 
@@ -53,19 +57,58 @@ pub(super) struct FoundRef {
 pub struct Remote<'a> {
     /// The store.
     pub store: &'a dyn Store,
-    cache: Option<&'a Path>,
+    cache: Option<&'a Cache>,
+}
+
+/// A directory that several machines' pulls may share, and others write to: what is in it is read
+/// and written below its handle, never through a link, and believed when its digest says so.
+#[derive(Debug)]
+pub struct Cache(Root);
+
+impl Cache {
+    /// Opens the cache at `dir`, made when it is missing.
+    ///
+    /// # Errors
+    /// When it can't be made or opened, or a link is in the place of its directory.
+    pub fn open(dir: &Path) -> Result<Self, PublishError> {
+        fs::create_dir_all(dir).map_err(failed("can not create", dir))?;
+        let root = Root::open(dir).map_err(refused("can not use"))?;
+        let blobs = key(CACHED)?;
+        root.make_dir(&blobs).map_err(|mut error| {
+            if let Ok(Some((Kind::Link | Kind::File | Kind::Special, _))) = root.stat(&blobs) {
+                error.source = io::Error::other("it is a link or a file, and must be a directory");
+            }
+            refused("can not use")(error)
+        })?;
+        Ok(Self(root))
+    }
+
+    fn place(digest: Digest) -> Option<TreePath> {
+        TreePath::new(&format!("{CACHED}/{}", digest.hex())).ok()
+    }
+
+    fn get(&self, digest: Digest, size: u64) -> Option<Vec<u8>> {
+        let (bytes, _) = self.0.read(&Self::place(digest)?, size).ok()?;
+        // Whoever else wrote it, or was killed.
+        (bytes.len() as u64 == size && Digest::of(&bytes) == digest).then_some(bytes)
+    }
+
+    /// A cache that can't be written is as good as none.
+    fn put(&self, digest: Digest, bytes: &[u8]) {
+        let place = Self::place(digest);
+        let staged = place.and_then(|place| self.0.stage(&place, 0o644).ok());
+        if let Some(staged) = staged
+            && write_all(staged.file(), bytes).is_ok()
+        {
+            staged.commit().ok();
+        }
+    }
 }
 
 impl<'a> Remote<'a> {
-    /// The releases of `store`. `cache` is a directory that several machines' pulls may share.
-    ///
-    /// # Errors
-    /// When `cache` can't be made.
-    pub fn new(store: &'a dyn Store, cache: Option<&'a Path>) -> Result<Self, PublishError> {
-        if let Some(dir) = cache {
-            fs::create_dir_all(dir.join("sha256")).map_err(failed("can not create", dir))?;
-        }
-        Ok(Self { store, cache })
+    /// The releases of `store`, and what was read of any store before.
+    pub fn new(store: &'a dyn Store, cache: Option<&'a Cache>) -> Self {
+        Self { store, cache }
     }
 
     /// The release.
@@ -86,7 +129,13 @@ impl<'a> Remote<'a> {
             Which::Manifest(digest) => {
                 let key = key(&blob_key(*digest))?;
                 let manifest = match self.store.get(&key, limits::MANIFEST_BYTES) {
-                    Err(error) if error.is_not_found() => return Err(error.into()),
+                    Err(error) if error.is_not_found() => {
+                        return Err(PublishError::refused(
+                            format!("There is no release {digest} in {}", self.store.show("")),
+                            "See the releases with `casepack ls`; one that lost its ref may be \
+                             garbage, and gone.",
+                        ));
+                    }
                     got => got.map_err(|error| lost(error, &format!("the manifest {digest}")))?,
                 };
                 (*digest, manifest.bytes)
@@ -142,6 +191,34 @@ impl<'a> Remote<'a> {
         })?;
         refs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(refs)
+    }
+
+    /// What lies among the refs and may be meant to be one, but is no plain object with the name of
+    /// one; the first of them, and why.
+    pub(super) fn stray_ref(&self) -> Result<Option<(String, String)>, PublishError> {
+        let mut stray = None;
+        self.store.list(REFS, &mut |listed| {
+            stray = match listed {
+                Listed::Entry(entry) => {
+                    RefName::from_key(entry.key.as_str()).is_none().then(|| {
+                        (
+                            entry.key.to_string(),
+                            "its name is none of a ref".to_owned(),
+                        )
+                    })
+                }
+                // As tools make them for directories.
+                Listed::Unusable { key, .. } if key.ends_with('/') => None,
+                Listed::Unusable { key, why } => Some((key, why)),
+                Listed::EmptyDir(dir) => RefName::from_key(dir.as_str())
+                    .map(|_| (dir.to_string(), "it is a directory".to_owned())),
+            };
+            match stray {
+                None => ControlFlow::Continue(()),
+                Some(_) => ControlFlow::Break(()),
+            }
+        })?;
+        Ok(stray)
     }
 
     /// Gives every ref to `each`, without a look at documents.
@@ -264,20 +341,13 @@ impl<'a> Remote<'a> {
     }
 
     fn cached(&self, digest: Digest, size: u64) -> Option<Vec<u8>> {
-        let bytes = fs::read(self.cache_path(digest)?).ok()?;
-        // Whoever else wrote it, or was killed.
-        (bytes.len() as u64 == size && Digest::of(&bytes) == digest).then_some(bytes)
+        self.cache?.get(digest, size)
     }
 
     fn keep(&self, digest: Digest, bytes: &[u8]) {
-        if let Some(path) = self.cache_path(digest) {
-            // A cache that can't be written is as good as none.
-            write_atomic(&path, bytes, 0o644).ok();
+        if let Some(cache) = self.cache {
+            cache.put(digest, bytes);
         }
-    }
-
-    fn cache_path(&self, digest: Digest) -> Option<PathBuf> {
-        Some(self.cache?.join("sha256").join(digest.hex()))
     }
 }
 

@@ -145,7 +145,7 @@ impl World {
             &Push {
                 from: &self.path("bundle"),
                 release: &self.release,
-                remote: Remote::new(store, None).unwrap(),
+                remote: Remote::new(store, None),
                 reference: &RefName::new(name).unwrap(),
                 force: false,
                 repair: false,
@@ -182,7 +182,7 @@ fn pull_by(
     layout: Layout,
     only: Option<&str>,
 ) -> Result<Pulled, PublishError> {
-    let remote = Remote::new(store, None)?;
+    let remote = Remote::new(store, None);
     let release = remote.release(&named("v1"))?;
     fs::create_dir_all(out).unwrap();
     pull(
@@ -440,7 +440,7 @@ fn a_blob_of_another_size_is_sent_again() {
         .unwrap();
     assert_eq!(world.push(&memory, "v2").unwrap().uploaded, 1);
     let checked = verify(
-        Remote::new(&memory, None).unwrap(),
+        Remote::new(&memory, None),
         std::slice::from_ref(&world.release),
         100,
         &AtomicBool::new(false),
@@ -459,7 +459,7 @@ fn publishers_at_once_lose_nothing() {
             scope.spawn(move || world.push(memory, &format!("v{at}")).unwrap());
         }
     });
-    let refs = Remote::new(&memory, None).unwrap().refs().unwrap();
+    let refs = Remote::new(&memory, None).refs().unwrap();
     assert_eq!(refs.len(), 8);
     let index = memory.get(&key("index.json").unwrap(), u64::MAX).unwrap();
     let index: serde_json::Value = serde_json::from_slice(&index.bytes).unwrap();
@@ -484,7 +484,7 @@ fn publishers_at_once_lose_nothing() {
             .map(|thread| thread.join().unwrap())
             .collect()
     });
-    let remote = Remote::new(&memory, None).unwrap();
+    let remote = Remote::new(&memory, None);
     let now = remote.release(&named("same")).unwrap().digest;
     let mut lost = 0;
     for (result, digest) in &results {
@@ -513,7 +513,7 @@ fn differences_are_told_by_case_view_and_file() {
     made.evaluation.remove("annotations.yaml");
     world.rebuild();
     world.push(&memory, "b").unwrap();
-    let remote = Remote::new(&memory, None).unwrap();
+    let remote = Remote::new(&memory, None);
     let (a, b) = (
         remote.release(&named("a")).unwrap(),
         remote.release(&named("b")).unwrap(),

@@ -17,7 +17,7 @@ use crate::digest::{Digest, Hasher, TreeId};
 use crate::event::{Event, Observer, Stage};
 use crate::path::{CaseId, TreePath};
 use crate::plan::Change;
-use crate::store::{AT_ONCE, Reason, Store, for_each};
+use crate::store::{AT_ONCE, Reason, Store, StoreError, for_each};
 use crate::tree::id_of;
 
 /// Bytes of a blob that are read at once.
@@ -222,6 +222,16 @@ pub fn verify_layout(remote: Remote<'_>) -> Result<Vec<String>, PublishError> {
 /// What is wrong with a blob, read in pieces.
 fn whole(store: &dyn Store, blob: Descriptor) -> Result<Option<String>, PublishError> {
     let path = key(&blob_key(blob.digest))?;
+    if blob.size <= PIECE {
+        // At once, and of a longer one nothing.
+        let why = match store.get(&path, blob.size) {
+            Ok(object) if Descriptor::of(&object.bytes) == blob => return Ok(None),
+            Ok(object) if (object.bytes.len() as u64) < blob.size => SHORTER,
+            Ok(_) => OTHER,
+            Err(error) => wrong(error)?,
+        };
+        return Ok(Some(format!("{} {why}", store.show(path.as_str()))));
+    }
     let mut hasher = Hasher::new();
     let mut at = 0;
     while at < blob.size {
@@ -232,16 +242,40 @@ fn whole(store: &dyn Store, blob: Descriptor) -> Result<Option<String>, PublishE
         }
         at += size;
     }
-    if hasher.finish() == blob.digest {
-        return Ok(None);
-    }
-    let longer = piece(store, &path, blob.size, 1)?.is_ok();
-    let why = if longer { LONGER } else { OTHER };
-    Ok(Some(format!("{} {why}", store.show(path.as_str()))))
+    ends(store, &path, blob, hasher)
 }
 
 const OTHER: &str = "has other bytes than its digest says";
+const SHORTER: &str = "is shorter than its release says";
 const LONGER: &str = "is longer than its release says";
+
+/// What is wrong with a blob whose bytes, as far as they are known, were hashed.
+fn ends(
+    store: &dyn Store,
+    path: &TreePath,
+    blob: Descriptor,
+    hasher: Hasher,
+) -> Result<Option<String>, PublishError> {
+    let same = hasher.finish() == blob.digest;
+    // One that goes on has another digest than its name says, whatever it begins with.
+    let why = match piece(store, path, blob.size, 1)? {
+        Ok(_) => LONGER,
+        Err(_) if same => return Ok(None),
+        Err(_) => OTHER,
+    };
+    Ok(Some(format!("{} {why}", store.show(path.as_str()))))
+}
+
+/// What is wrong with an object that can't be read; an error when the store is.
+fn wrong(error: StoreError) -> Result<&'static str, PublishError> {
+    Ok(match *error.reason {
+        Reason::NotFound => "is missing",
+        Reason::Short { .. } => SHORTER,
+        Reason::TooLarge { .. } => LONGER,
+        Reason::DamagedOnTheWay(_) => OTHER_CHECKSUM,
+        _ => return Err(error.into()),
+    })
+}
 
 /// Some bytes of a blob, or why they are not there.
 fn piece(
@@ -251,17 +285,14 @@ fn piece(
     size: u64,
 ) -> Result<Result<Bytes, String>, PublishError> {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
-    let error = match store.get_range(path, at, size) {
-        Ok(bytes) => return Ok(Ok(bytes)),
-        Err(error) => error,
-    };
-    let why = match *error.reason {
-        Reason::NotFound => "is missing",
-        Reason::Short { .. } => "is shorter than its release says",
-        Reason::DamagedOnTheWay(_) => OTHER_CHECKSUM,
-        _ => return Err(error.into()),
-    };
-    Ok(Err(format!("{} {why}", store.show(path.as_str()))))
+    match store.get_range(path, at, size) {
+        Ok(bytes) => Ok(Ok(bytes)),
+        Err(error) => Ok(Err(format!(
+            "{} {}",
+            store.show(path.as_str()),
+            wrong(error)?
+        ))),
+    }
 }
 
 /// What is wrong with a pack: with its bytes, with a frame of its index, or with a content; and the
@@ -309,8 +340,8 @@ fn whole_pack(
         Ok(bytes) => hasher.update(&bytes),
         Err(why) => return wrong(why),
     }
-    if hasher.finish() != pack.blob.digest {
-        return wrong(format!("{} {OTHER}", store.show(path.as_str())));
+    if let Some(why) = ends(store, &path, pack.blob, hasher)? {
+        return wrong(why);
     }
     match first {
         Some(why) => wrong(format!("{}: {why}", pack.object())),

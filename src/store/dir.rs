@@ -163,15 +163,22 @@ impl Directory {
                     }
                 }
                 Found::Thing(thing) if thing.path.as_str().starts_with(prefix) => {
-                    // Gone since its directory was read: then it is not in the list.
-                    if let Ok((Kind::File, stamp)) = thing.stat() {
-                        let seconds = stamp.mtime_ns.div_euclid(NS);
-                        listed.push(Listed::Entry(Entry {
-                            key: thing.path,
-                            size: stamp.size,
-                            etag: Some(etag(&stamp)),
-                            modified: i64::try_from(seconds).unwrap_or(i64::MAX),
-                        }));
+                    match thing.stat() {
+                        Ok((Kind::File, stamp)) => {
+                            let seconds = stamp.mtime_ns.div_euclid(NS);
+                            listed.push(Listed::Entry(Entry {
+                                key: thing.path,
+                                size: stamp.size,
+                                etag: Some(etag(&stamp)),
+                                modified: i64::try_from(seconds).unwrap_or(i64::MAX),
+                            }));
+                        }
+                        Ok(_) => listed.push(Listed::Unusable {
+                            key: thing.path.as_str().to_owned(),
+                            why: "it is a link, or else no file".to_owned(),
+                        }),
+                        // Gone since its directory was read: then it is not in the list.
+                        Err(_) => {}
                     }
                 }
                 Found::Unusable {
@@ -179,7 +186,11 @@ impl Directory {
                     kind: Kind::File,
                     why: Some(why),
                 } if shown.starts_with(prefix) => {
+                    let why = why.to_string();
                     listed.push(Listed::Unusable { key: shown, why });
+                }
+                Found::EmptyDir(path) if path.as_str().starts_with(prefix) => {
+                    listed.push(Listed::EmptyDir(path));
                 }
                 Found::Thing(_) | Found::EmptyDir(_) | Found::Unusable { .. } => {}
             }

@@ -460,7 +460,7 @@ impl Store for S3 {
                     }),
                     Err(why) => Listed::Unusable {
                         key: key.to_owned(),
-                        why,
+                        why: why.to_string(),
                     },
                 };
                 if each(listed).is_break() {

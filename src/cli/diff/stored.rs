@@ -122,8 +122,8 @@ pub(super) fn run(
     let [a, b] = sides;
     let open = |side: &Side| store::open(&side.url, &args.s3, context, Purpose::Read);
     let (store_a, store_b) = (open(a)?, open(b)?);
-    let remote_a = Remote::new(&*store_a, None).map_err(failed)?;
-    let remote_b = Remote::new(&*store_b, None).map_err(failed)?;
+    let remote_a = Remote::new(&*store_a, None);
+    let remote_b = Remote::new(&*store_b, None);
     let old = remote_a.release(&a.which).map_err(failed)?;
     let new = remote_b.release(&b.which).map_err(failed)?;
     let mut changes = diff((remote_a, &old), (remote_b, &new)).map_err(failed)?;

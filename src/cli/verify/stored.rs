@@ -38,7 +38,7 @@ pub(super) fn run(url: &StoreUrl, args: &Verify, context: &Context) -> Outcome {
 fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (Exit, Failure)> {
     let failed = |error: PublishError| store::told(&error);
     let opened = store::open(url, &args.s3, context, Purpose::Read)?;
-    let remote = Remote::new(&*opened, None).map_err(failed)?;
+    let remote = Remote::new(&*opened, None);
     let (mut bad, mut unread) = (Vec::new(), Vec::new());
     let mut other_version = None;
     let mut releases = BTreeMap::new();
@@ -51,7 +51,7 @@ fn check(url: &StoreUrl, args: &Verify, context: &Context) -> Result<Outcome, (E
             format!("There is no release in {}.", opened.show("")),
             "Check the URL: `casepack publish` prints that of a store.",
         );
-        return Err((Exit::System, failure));
+        return Err((Exit::Usage, failure));
     }
     for named in refs {
         match named.release {

@@ -13,7 +13,7 @@ fn garbage_goes_in_two_passes_and_nothing_that_is_needed() {
         .insert("input.yaml".to_owned(), b"case: new\n".to_vec());
     world.rebuild();
     world.push(&memory, "v1").unwrap();
-    let remote = Remote::new(&memory, None).unwrap();
+    let remote = Remote::new(&memory, None);
     let now = 4_000_000_000;
     let day = 86_400;
     let pass = |days: i64, keep: u64| {
@@ -91,12 +91,12 @@ fn collect_after(memory: &Memory, store: &dyn Store, days: i64) -> Collected {
         now,
         write: true,
     };
-    let remote = Remote::new(store, None).unwrap();
+    let remote = Remote::new(store, None);
     collect(remote, pass, &AtomicBool::new(false)).unwrap()
 }
 
 fn assert_whole(store: &dyn Store, name: &str) {
-    let remote = Remote::new(store, None).unwrap();
+    let remote = Remote::new(store, None);
     let release = remote.release(&named(name)).unwrap();
     let checked = verify(remote, &[release], 100, &AtomicBool::new(false), &());
     assert_eq!(checked.unwrap().bad, Vec::<String>::new());
