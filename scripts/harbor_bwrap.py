@@ -17,6 +17,29 @@ SYSTEM = ["/usr", "/etc"]
 LINKS = ["/bin", "/sbin", "/lib", "/lib32", "/lib64"]
 
 
+def below(top):
+    """Copies one file. Agents leave links, and these copies are made outside of the sandbox: what is
+    written through one would be a file of this machine."""
+    real = Path(top).resolve()
+
+    def copy(source, target):
+        if os.path.islink(target):
+            os.remove(target)
+        if not Path(target).resolve().is_relative_to(real):
+            raise RuntimeError(f"{target} leads out of {top}")
+        return shutil.copy2(source, target, follow_symlinks=False)
+
+    return copy
+
+
+def tree(source, target, top):
+    """Copies a directory with all that is in it, over what is there."""
+    copy = below(top)
+    if not Path(target).resolve().is_relative_to(Path(top).resolve()):
+        raise RuntimeError(f"{target} leads out of {top}")
+    shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True, copy_function=copy)
+
+
 class Bubblewrap(BaseEnvironment):
     """Runs packages that name a docker_image on the system's own programs instead."""
 
@@ -51,17 +74,24 @@ class Bubblewrap(BaseEnvironment):
     async def upload_file(self, source_path, target_path):
         target = self.host(target_path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source_path, target)
+        below(self.root)(source_path, target)
 
     async def upload_dir(self, source_dir, target_dir):
-        shutil.copytree(source_dir, self.host(target_dir), dirs_exist_ok=True, symlinks=True)
+        tree(source_dir, self.host(target_dir), self.root)
 
     async def download_file(self, source_path, target_path):
         Path(target_path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(self.host(source_path), target_path)
+        below(Path(target_path).parent)(self.own(source_path), target_path)
 
     async def download_dir(self, source_dir, target_dir):
-        shutil.copytree(self.host(source_dir), target_dir, dirs_exist_ok=True, symlinks=True)
+        tree(self.own(source_dir), target_dir, target_dir)
+
+    def own(self, path):
+        """What lies in the environment itself, and not where a link of an agent leads on this machine."""
+        host = self.host(path)
+        if not host.resolve().is_relative_to(self.root.resolve()):
+            raise RuntimeError(f"{path} leads out of the environment")
+        return host
 
     async def exec(self, command, cwd=None, env=None, timeout_sec=None, user=None):
         argv = ["bwrap", "--die-with-parent", "--unshare-pid", "--cap-drop", "ALL"]

@@ -324,6 +324,19 @@ fn runs_an_agent_and_its_verifier() {
     }
 }
 
+/// What can not be written is told after what there was to say before.
+#[test]
+fn a_result_that_can_not_be_written_is_told_in_a_sentence() {
+    let world = World::new(SandboxMode::None)
+        .simple("a")
+        .agent("echo 1 > reward; mkdir ../result.json; exit 3");
+    let told = world.one().message.unwrap();
+    assert!(
+        told.starts_with("The agent failed: exit status 3. result.json can not be written: "),
+        "{told}"
+    );
+}
+
 #[test]
 fn oracle_passes_and_nop_fails() {
     for mode in modes() {
