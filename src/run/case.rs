@@ -19,12 +19,13 @@ use super::cgroup::{Group, Groups};
 use super::env::Secrets;
 use super::hooks::{Around, Hooks, Told};
 use super::limits::Limits;
-use super::package::{ORDINARY, Package, SETUP, Step, Strategy, Unusable};
+use super::package::{Artifact, ORDINARY, Package, SETUP, Step, Strategy, Unusable};
 use super::process::{self, Capture, Cut, Ended, Job};
 use super::results::{
     AgentRun, CaseResult, ErrorKind, HookRun, Outputs, Status, StepResult, mean_over, to_text,
 };
 use super::sandbox::{self, Mount, Sandbox};
+use super::verifier::OUTSIDE;
 use super::{Agent, PackageRef, Request, changes, collect, env, known, outside, overlay, verdict};
 use crate::dataset::{self, Execution, Instruction, Phase};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
@@ -354,13 +355,19 @@ impl Runner<'_> {
             .steps
             .iter()
             .filter_map(|step| step.separate.as_ref());
+        let kept = self.sandbox.as_ref();
+        let kept = kept.map_or_else(Vec::new, |sandbox| outside::kept(package, sandbox));
+        let is_kept = |artifact: &Artifact| {
+            let source = Path::new(&artifact.source);
+            kept.iter().any(|place| source.starts_with(place))
+        };
         for artifact in separate.flat_map(|own| &own.artifacts) {
             let is_workdir = artifact.covers(&package.workdir)
                 || Path::new(&artifact.source).starts_with(&package.workdir);
             let logs = artifact.covers("/logs/artifacts");
             let message = if logs && !artifact.exclude.is_empty() {
                 "`exclude` of the artifact /logs/artifacts of task.toml is not held to.".to_owned()
-            } else if is_workdir || logs || artifact.covers("/logs/agent") {
+            } else if is_workdir || logs || artifact.covers("/logs/agent") || is_kept(artifact) {
                 continue;
             } else {
                 format!(
@@ -788,7 +795,7 @@ impl Work<'_> {
         self.add_places(&mut env, dir);
         let party = Party {
             command: vec![self.shell().into(), SETUP.into()],
-            mounts: agent_logs(dir),
+            mounts: self.agent_mounts(dir)?,
             env,
             network: step.agent.network,
             user: step.agent.user(),
@@ -828,7 +835,7 @@ impl Work<'_> {
             self.add_places(&mut env, dir);
             let party = Party {
                 command: [self.shell(), "-c", command].map(OsString::from).into(),
-                mounts: agent_logs(dir),
+                mounts: self.agent_mounts(dir)?,
                 env,
                 network: turn.network,
                 user: turn.user(),
@@ -853,6 +860,30 @@ impl Work<'_> {
             ));
         }
         Ok(())
+    }
+
+    /// What is there in the environment of the agent beside the workdir: `/logs`, which is in `dir`, and
+    /// where artifacts lie.
+    pub(super) fn agent_mounts(&self, dir: &Path) -> Result<Vec<Mount>, Failure> {
+        let logs = ["agent", "artifacts"];
+        let logs =
+            logs.map(|name| Mount::write(dir.join("logs").join(name), format!("/logs/{name}")));
+        let mut mounts = Vec::from(logs);
+        for (host, place) in self.kept_outside() {
+            std::fs::create_dir_all(&host)
+                .map_err(|error| Failure::io("Making a directory for artifacts", &error))?;
+            mounts.push(Mount::write(host, place));
+        }
+        Ok(mounts)
+    }
+
+    /// The directories outside of the workdir that are kept for artifacts: on disk, and inside.
+    pub(super) fn kept_outside(&self) -> Vec<(PathBuf, String)> {
+        let sandbox = self.runner.sandbox.as_ref();
+        let places = sandbox.map_or_else(Vec::new, |sandbox| outside::kept(&self.package, sandbox));
+        let host = |at: usize| self.dir.join("outside").join(at.to_string());
+        let places = places.into_iter().enumerate();
+        places.map(|(at, place)| (host(at), place)).collect()
     }
 
     pub(super) fn dataset_step(&self, index: usize) -> Option<&dataset::Step> {
@@ -1122,7 +1153,7 @@ impl Work<'_> {
 
     /// Takes away what only the parties needed.
     pub(super) fn clean_up(&self, messages: &mut Vec<String>) {
-        for own in ["home", "tmp", "tests", "solution"] {
+        for own in ["home", "tmp", "tests", "solution", "outside", OUTSIDE] {
             if let Err(error) = remove_tree(&self.dir.join(own)) {
                 messages.push(format!("{own} could not be removed: {}.", error.source));
             }
@@ -1191,13 +1222,6 @@ fn mean(steps: &[BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
             (key.clone(), mean_over(&values, steps.len()))
         })
         .collect()
-}
-
-/// What of `/logs` is there in the environment of the agent: its own, in `dir`.
-pub(super) fn agent_logs(dir: &Path) -> Vec<Mount> {
-    ["agent", "artifacts"]
-        .map(|name| Mount::write(dir.join("logs").join(name), format!("/logs/{name}")))
-        .into()
 }
 
 /// What the agent printed and how it ended, where `judge.py` and others look for it.

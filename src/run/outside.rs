@@ -1,11 +1,51 @@
-//! Places that a task means and that no verifier sees here.
+//! Places outside of the workdir and `/logs`: which are kept, since artifacts lie there, and which a task
+//! means and no verifier sees here.
 //!
-//! Owns a guess, for the message of a case that did not pass. Refuses to decide anything.
+//! Owns what can be kept, and a guess for the message of a case that did not pass. Refuses to mount
+//! anything.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
-use super::package::Package;
+use super::package::{Artifact, Package};
+use super::sandbox::{HOME, Sandbox};
 use crate::tree::{Data, Tree};
+
+/// The directories which agents are given on disk because artifacts of the package lie in them, and
+/// which could else be anything: none holds another, the workdir or the home.
+pub(super) fn kept(package: &Package, sandbox: &Sandbox) -> Vec<String> {
+    let separate = package
+        .steps
+        .iter()
+        .filter_map(|step| step.separate.as_ref());
+    let artifacts = separate.flat_map(|own| &own.artifacts);
+    let mut places: Vec<String> = artifacts
+        .filter_map(|artifact| place(artifact, package, sandbox))
+        .collect();
+    places.sort();
+    places.dedup_by(|place, before| Path::new(place).starts_with(before));
+    places
+}
+
+fn place(artifact: &Artifact, package: &Package, sandbox: &Sandbox) -> Option<String> {
+    let source = Path::new(&artifact.source);
+    let workdir = Path::new(&package.workdir);
+    if source.starts_with(workdir) {
+        return None;
+    }
+    // A file is made in its directory; where that can not be had, what looks like a directory is.
+    let itself = source.extension().is_none().then_some(source);
+    let places = [source.parent(), itself].into_iter().flatten();
+    let mut places = places.filter(|place| {
+        let taken = [workdir, Path::new(HOME)];
+        !taken.iter().any(|taken| taken.starts_with(place))
+            && !place.starts_with(workdir)
+            && place
+                .to_str()
+                .is_some_and(|place| sandbox.check_workdir(place).is_ok())
+    });
+    places.next()?.to_str().map(str::to_owned)
+}
 
 /// What every party has to itself, or finds as it is on this machine, under the same name; names of
 /// which nobody means a file.
@@ -39,10 +79,8 @@ pub(super) fn told(package: &Package) -> Option<String> {
         let tests: BTreeSet<&str> = texts(&step.tests).flat_map(places).collect();
         let own = |place: &&str| {
             tests.contains(place)
-                && !std::path::Path::new(place).starts_with(&package.workdir)
-                && !SAME
-                    .iter()
-                    .any(|same| std::path::Path::new(place).starts_with(same))
+                && !Path::new(place).starts_with(&package.workdir)
+                && !SAME.iter().any(|same| Path::new(place).starts_with(same))
         };
         agent.into_iter().find(own).map(str::to_owned)
     });
@@ -69,7 +107,7 @@ fn places(text: &str) -> BTreeSet<&str> {
         .map(|word| word.trim_end_matches(['.', '/', '-']))
         .filter(|word| {
             let below = word.strip_prefix('~').unwrap_or(word);
-            let deep = below.len() < word.len() || below.matches('/').count() > 1;
+            let deep = below.len() < word.len() || below.matches(['/', '.']).count() > 1;
             below.starts_with('/') && !below.starts_with("//") && below.len() > 1 && deep
         })
         .collect()
@@ -81,8 +119,8 @@ mod tests {
 
     #[test]
     fn places_are_paths() {
-        let text = "Write it to /tmp/a/b.txt. See https://host/x, a/b, /tmp and `~/c`/; s/x/y/ //.";
+        let text = "Write it to /a.txt or /tmp/a/b.txt. See https://host/x, a/b, /tmp and `~/c`/; s/x/y/ //.";
         let found: Vec<_> = places(text).into_iter().collect();
-        assert_eq!(found, ["/tmp/a/b.txt", "~/c"]);
+        assert_eq!(found, ["/a.txt", "/tmp/a/b.txt", "~/c"]);
     }
 }

@@ -979,6 +979,23 @@ fn a_separate_verifier_sees_only_artifacts() {
             "{told}"
         );
     }
+    // Where they lie elsewhere, that is kept for them.
+    if bwrap() {
+        let elsewhere = toml("\"/tmp/m\", \"/made/by\", \"/only\", \"/none.txt\", \"/usr/x\"");
+        let test = ok("cat /tmp/m /made/by/whom /only/this; [ ! -e /tmp/other ]; touch /only/x");
+        let (results, diags) = World::new(SandboxMode::Bwrap)
+            .package("a", &elsewhere, &[], &test)
+            .agent(
+                "echo x > /tmp/m; touch /tmp/other; mkdir -p /made/by; touch /made/by/whom\n\
+                 touch /only/this",
+            )
+            .try_run();
+        let case = results.unwrap().cases.remove(0);
+        assert_eq!(case.reward, Some(1.0), "{case:?}");
+        let told: Vec<_> = diags.iter().map(|it| it.message.as_str()).collect();
+        assert!(told.iter().any(|told| told.contains("/usr/x")), "{told:?}");
+        assert!(!told.iter().any(|told| told.contains("/tmp/m")), "{told:?}");
+    }
 }
 
 #[test]

@@ -14,8 +14,11 @@ use super::process::Cut;
 use super::results::{ErrorKind, Outputs, StepResult, VerifierRun};
 use super::sandbox::Mount;
 use super::{Agent, verdict};
-use crate::fs::{Root, remove_tree};
+use crate::fs::{Root, remove_tree, unlock_dir};
 use crate::path::TreePath;
+
+/// Where in a case's directory a verifier's artifacts from outside of the workdir are.
+pub(super) const OUTSIDE: &str = "verifier-outside";
 
 impl Work<'_> {
     /// Runs the verifier; gives the rewards.
@@ -48,10 +51,12 @@ impl Work<'_> {
         let kept = dir.join("agent-logs");
         let mut published = dir.join("logs/artifacts");
         let mut workspace = None;
+        let mut outside = Vec::new();
         let mut own_logs = false;
         if let Some(separate) = separate {
             workspace = self.separate_workspace(step, &separate.artifacts, report)?;
             published = self.separate_logs(&published, report)?;
+            outside = self.separate_outside(&separate.artifacts, report)?;
             own_logs = !separate.artifacts.iter().any(|it| it.covers("/logs/agent"));
         }
         if own_logs {
@@ -66,6 +71,7 @@ impl Work<'_> {
             // A copy of its own, in which pytest and others may write.
             Mount::write(&tests, "/tests"),
         ];
+        mounts.extend(outside);
         // What the oracle brought is still there, as in Harbor.
         let solution = self.dir.join("solution");
         if separate.is_none() && self.runner.request.agent == Agent::Oracle && solution.exists() {
@@ -151,6 +157,48 @@ impl Work<'_> {
                 format!("{message} Its test.sh ended: {}.{said}", how(&ended)),
             )
         })
+    }
+
+    /// What such a verifier sees of directories outside of the workdir: the artifacts in them.
+    fn separate_outside(
+        &self,
+        artifacts: &[Artifact],
+        report: &mut StepResult,
+    ) -> Result<Vec<Mount>, Failure> {
+        let failed = |error: io::Error| Failure::io("Preparing the verifier's artifacts", &error);
+        let dir = self.dir.join(OUTSIDE);
+        remove_tree(&dir).map_err(|error| failed(error.source))?;
+        let mut mounts = Vec::new();
+        for (at, (host, place)) in self.kept_outside().into_iter().enumerate() {
+            // Nobody worked, or somebody for all cases.
+            if !host.exists() {
+                continue;
+            }
+            unlock_dir(&host).ok();
+            let root = Root::open(&host).map_err(|error| failed(error.source))?;
+            let leaves = artifacts.iter().filter_map(|artifact| {
+                let below = Path::new(&artifact.source).strip_prefix(&place).ok()?;
+                let below = Some(below.to_str()?).filter(|below| !below.is_empty());
+                let below = below.map(TreePath::new).transpose().ok()?;
+                let gone = |path| matches!(root.stat(path), Ok(None));
+                let leave = left_of(&artifact.exclude, below.clone(), String::new());
+                (!below.as_ref().is_some_and(gone)).then_some((below, leave))
+            });
+            let leaves: Vec<_> = leaves.collect();
+            let wanted: Vec<_> = leaves
+                .iter()
+                .map(|(path, leave)| Wanted {
+                    path: path.clone(),
+                    leave,
+                })
+                .collect();
+            std::fs::create_dir_all(&dir).map_err(failed)?;
+            let into = dir.join(at.to_string());
+            let found = collect::artifacts(&root, &wanted, &into).map_err(failed)?;
+            tell_left(&found, report);
+            mounts.push(Mount::write(into, place));
+        }
+        Ok(mounts)
     }
 
     /// What a verifier that has an environment of its own sees of `published`, which is `/logs/artifacts`:

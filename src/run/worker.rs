@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::agent::{self, Call, Values, WORD_MAX};
-use super::case::{Failure, Life, Party, Work, agent_logs, capture, first_line, how, stage};
+use super::case::{Failure, Life, Party, Work, capture, first_line, how, stage};
 use super::known::{Asked, Known, account_of_trajectory, without_prompt};
 use super::package::{SOLVE, Step};
 use super::process::{Cut, Ended};
@@ -77,7 +77,7 @@ impl Work<'_> {
         };
         let mut env = self.agent_env(index, life)?;
         env.extend(ready.env);
-        let mut mounts = agent_logs(dir);
+        let mut mounts = self.agent_mounts(dir)?;
         mounts.extend(ready.mounts);
         let program = ready.command.first().cloned().unwrap_or_default();
         let party = Party {
