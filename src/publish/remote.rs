@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
@@ -74,12 +73,17 @@ impl Cache {
         fs::create_dir_all(dir).map_err(failed("can not create", dir))?;
         let root = Root::open(dir).map_err(refused("can not use"))?;
         let blobs = key(CACHED)?;
-        root.make_dir(&blobs).map_err(|mut error| {
-            if let Ok(Some((Kind::Link | Kind::File | Kind::Special, _))) = root.stat(&blobs) {
-                error.source = io::Error::other("it is a link or a file, and must be a directory");
-            }
-            refused("can not use")(error)
-        })?;
+        root.make_dir(&blobs)
+            .map_err(|error| match root.stat(&blobs) {
+                Ok(Some((Kind::Link | Kind::File | Kind::Special, _))) => PublishError::refused(
+                    format!(
+                        "{} is a link or something else than a directory of a cache",
+                        dir.join(CACHED).display()
+                    ),
+                    "Remove it, or name another directory with --cache.",
+                ),
+                _ => refused("can not use")(error),
+            })?;
         Ok(Self(root))
     }
 
