@@ -967,7 +967,8 @@ fn a_separate_verifier_sees_only_artifacts() {
             .agent(
                 "mkdir -p d/empty; rm -f d/old; touch given; echo x > d/run; chmod +x d/run\n\
                  ln -s run d/link; truncate -s 65M big; mkfifo fifo\n\
-                 ln -s /etc/passwd out; ln -s /tests $LOGS/artifacts/out",
+                 ln -s /etc/passwd out\n\
+                 [ \"$PWD\" != /workspace ] || ln -s /tests $LOGS/artifacts/out",
             );
         let cases = world.run().cases;
         for case in &cases {
