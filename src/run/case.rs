@@ -29,7 +29,7 @@ use super::verifier::OUTSIDE;
 use super::{Agent, PackageRef, Request, changes, collect, env, known, outside, overlay, verdict};
 use crate::dataset::{self, Execution, Instruction, Phase};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
-use crate::fs::{FsError, Root, drop_set_ids, remove_tree, unlock_dir, write_atomic};
+use crate::fs::{FsError, Root, drop_set_ids, read_regular, remove_tree, unlock_dir, write_atomic};
 use crate::path::{CaseId, TreePath};
 use crate::template;
 use crate::tree::{Data, Tree, materialise};
@@ -759,7 +759,7 @@ impl Work<'_> {
         let Some(id) = id else { return };
         let node = |value: Yaml| Node { value, span: 0..0 };
         let entry = |name: &str, value: Yaml| (node(Yaml::Str(name.into())), node(value));
-        let stdout = std::fs::read(dir.join("stdout.txt")).unwrap_or_default();
+        let stdout = printed(dir, "stdout.txt");
         let stdout = String::from_utf8_lossy(&stdout);
         let said = known::last_words(&stdout);
         let code = run.and_then(|run| run.exit_code).unwrap_or(-1);
@@ -1174,6 +1174,12 @@ pub(super) fn capture(path: &Path) -> Result<Capture, Failure> {
     Capture::create(path, OUTPUT_MAX).map_err(|error| Failure::io("Making a log file", &error))
 }
 
+/// What was captured in `name`; nothing when something else has taken its place, which an agent that
+/// is not isolated can do.
+pub(super) fn printed(dir: &Path, name: &str) -> Vec<u8> {
+    read_regular(&dir.join(name), OUTPUT_MAX + (1 << 20)).unwrap_or_default()
+}
+
 /// How a process ended, in words.
 pub(super) fn how(ended: &Ended) -> String {
     match (ended.cut, ended.exit_code, ended.signal) {
@@ -1254,8 +1260,7 @@ fn leave_traces(
         remove_tree(&to).map_err(|error| failed(error.source))?;
         let mut file = std::fs::File::create_new(&to).map_err(failed)?;
         for name in ["stdout.txt", "stderr.txt"] {
-            let mut from = std::fs::File::open(dir.join(name)).map_err(failed)?;
-            io::copy(&mut from, &mut file).map_err(failed)?;
+            io::Write::write_all(&mut file, &printed(dir, name)).map_err(failed)?;
         }
     }
     let told = logs.join("run_result.json");

@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::agent::{self, Call, Values, WORD_MAX};
-use super::case::{Failure, Life, Party, Work, capture, first_line, how, stage};
+use super::case::{Failure, Life, Party, Work, capture, first_line, how, printed, stage};
 use super::known::{Asked, Known, account_of_trajectory, without_prompt};
 use super::package::{SOLVE, Step};
 use super::process::{Cut, Ended};
@@ -129,7 +129,7 @@ impl Work<'_> {
             ..AgentRun::default()
         };
         if let Some(known) = ready.known {
-            let output = std::fs::read(dir.join("stdout.txt")).unwrap_or_default();
+            let output = printed(dir, "stdout.txt");
             known.account(&String::from_utf8_lossy(&output), &mut run);
         }
         account_of_trajectory(&dir.join("logs/agent"), &mut run);

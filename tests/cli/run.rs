@@ -1254,6 +1254,32 @@ fn later_steps_are_told_what_earlier_ones_came_to() {
     );
 }
 
+/// What an agent that is not isolated puts in the place of its own output is nothing that it said.
+#[test]
+fn nobody_waits_for_what_took_the_place_of_an_output() {
+    let project = ProjectBuilder::new()
+        .eval_yaml(
+            "name: steps\n\
+             dataset: {path: cases, schema: prompt}\n\
+             execution:\n  steps:\n    - {id: plan, prompt: Plan}\n    \
+             - {id: work, prompt: 'Then <{{ steps.plan.output }}>'}\n\
+             runner: {type: cli, command: [sh, agent.sh, '{instruction}']}\n\
+             outputs: [{path: told.txt}]\n\
+             judges:\n  - name: told\n    step: work\n    \
+             check: 'return outputs[\"files\"][\"told.txt\"] == \"Then <>\\n\"'\n",
+        )
+        .file(
+            "agent.sh",
+            "echo said; echo \"$1\" > told.txt; cd ..\n\
+             for it in $(find \"$PWD\" -name stdout.txt); do rm \"$it\"; mkfifo \"$it\"; done\n",
+        )
+        .case("a", |case| case.input("prompt: one\n"))
+        .build();
+    let run = run(&project, &["--run-id", "r"]).within("timeout", ["120".into()]);
+    let outcome = run.run().assert_code(0);
+    assert!(outcome.stdout.contains("1 passed"), "{outcome}");
+}
+
 #[test]
 fn a_step_that_fails_ends_the_case_unless_it_may() {
     for (on_failure, code, told) in [("fail", 1, false), ("continue", 0, true)] {
