@@ -58,6 +58,11 @@ pub enum Event<'a> {
         /// From the start of the agent to the verdict.
         duration: Duration,
     },
+    /// What is found before something happens that can't be taken back.
+    Told {
+        /// One sentence.
+        text: &'a str,
+    },
     /// A stage starts that moves objects to or from a store.
     TransferStarted {
         /// Which one.

@@ -277,7 +277,7 @@ pub fn run(
     let dir = runs_dir.join(request.run_id);
     if let Some(args) = request.harbor {
         // Which is not asked whether they may have them, as Harbor's own command line does.
-        tell_of_variables(request, diags);
+        tell_of_variables(request, observer, diags);
         if diags.has_errors() {
             return Err(Error::Refused);
         }
@@ -303,7 +303,7 @@ pub fn run(
     if let Some(dataset) = request.dataset {
         tell_about(request, dataset, diags);
     }
-    tell_of_variables(request, diags);
+    tell_of_variables(request, observer, diags);
     if diags.has_errors() {
         return Err(Error::Refused);
     }
@@ -422,7 +422,7 @@ pub fn run(
                 .collect(),
             ..start.agent
         },
-        engine: "casepack".to_owned(),
+        engine: engine_of(request).to_owned(),
         isolated: runner.sandbox.is_some() && !kept_open,
         pass_at: request.pass_at,
         attempts: request.attempts,
@@ -444,6 +444,14 @@ pub fn run(
 /// is marked to run as its owner would give all others what the caller may.
 fn make_dir(dir: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().mode(PRIVATE).create(dir)
+}
+
+/// Who runs the cases.
+fn engine_of(request: &Request<'_>) -> &'static str {
+    match request.harbor {
+        Some(_) => engine::PROGRAM,
+        None => "casepack",
+    }
 }
 
 /// Hands the packages to Harbor.
@@ -487,7 +495,7 @@ fn by_harbor(
             ..start.dataset
         },
         agent: start.agent,
-        engine: "harbor".to_owned(),
+        engine: engine_of(request).to_owned(),
         isolated: true,
         pass_at: request.pass_at,
         attempts: request.attempts,
@@ -617,7 +625,7 @@ fn tell_about(request: &Request<'_>, dataset: &Dataset, diags: &mut Diagnostics)
 
 /// Which of the caller's variables get to agents and verifiers, as packages and dataset ask for them:
 /// packages alone are often those of others.
-fn tell_of_variables(request: &Request<'_>, diags: &mut Diagnostics) {
+fn tell_of_variables(request: &Request<'_>, observer: &dyn Observer, diags: &mut Diagnostics) {
     const NAMED: usize = 20;
     let mut names = BTreeSet::new();
     let mut look = |value: &str, resolve: env::Resolve| {
@@ -644,11 +652,13 @@ fn tell_of_variables(request: &Request<'_>, diags: &mut Diagnostics) {
         Some(_) => ("The dataset asks", Severity::Note),
         None => ("The packages ask", Severity::Warning),
     };
+    let told = format!("{who} for variables of yours, and agents or verifiers get them: {named}.");
+    // Findings come at the end, when there is nothing to be done about it any more.
+    if severity == Severity::Warning && !diags.allows(Rule::CallersVariables) {
+        observer.on(Event::Told { text: &told });
+    }
     diags.push(
-        Diagnostic::new(
-            Rule::CallersVariables,
-            format!("{who} for variables of yours, and agents or verifiers get them: {named}."),
-        )
+        Diagnostic::new(Rule::CallersVariables, told)
         .severity(severity)
         .help(
             "Nothing has to be done if whoever wrote it may have them; else take them out of the \

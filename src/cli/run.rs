@@ -71,7 +71,7 @@ pub(super) fn run(args: &Run, context: &Context) -> Outcome {
     match execute(args, &place, &target, context, &mut diags) {
         Ok(mut results) => {
             results.other_shards = target.other_shards;
-            finish(&results, context, diags)
+            finish(&results, args.running.run_id.is_some(), context, diags)
         }
         Err(Error::Refused) => Outcome::of(diags).at_least(Exit::Findings),
         Err(error) => not_begun(&error, diags),
@@ -456,7 +456,8 @@ fn execute(
     Err(Error::RunId { id: now })
 }
 
-fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcome {
+/// Writes and shows the results of a run, whose name was chosen by the caller or not (`named`).
+fn finish(results: &RunResults, named: bool, context: &Context, diags: Diagnostics) -> Outcome {
     let written = match report::write(results, Secrets::of(&context.machine.env)) {
         Ok(path) => path,
         Err(error) => {
@@ -470,10 +471,15 @@ fn finish(results: &RunResults, context: &Context, diags: Diagnostics) -> Outcom
     };
     let mut outcome = show(results, &written, context, diags);
     if results.interrupted {
-        let help = format!(
-            "Add --resume {} to the same command to run the rest.",
-            results.run_id
-        );
+        let help = if results.engine == "casepack" {
+            let place = if named { ", in place of --run-id," } else { "" };
+            format!(
+                "Add --resume {} to the same command{place} to run the rest.",
+                results.run_id
+            )
+        } else {
+            "A run by Harbor can not be taken up again: start it anew.".to_owned()
+        };
         // Below the table, too: the error stands above it.
         outcome.text.extend(["Interrupted. ", &help, "\n"]);
         let failure = Failure::new(

@@ -15,6 +15,9 @@ use crate::template::python_str;
 use crate::tree::Tree;
 use crate::yaml::Yaml;
 
+/// The first of the dataset's roots that is a plugin directory: the project and the directory of
+/// the cases stand before (policy 8).
+pub(super) const PLUGIN_ROOTS: usize = 2;
 /// The longest argument that Linux takes, with room for the final NUL.
 pub(super) const WORD_MAX: usize = 128 * 1024 - 1;
 

@@ -25,7 +25,6 @@ use super::results::{
     AgentRun, CaseResult, ErrorKind, HookRun, Outputs, Status, StepResult, mean_over, to_text,
 };
 use super::sandbox::{self, Mount, Sandbox};
-use super::verifier::OUTSIDE;
 use super::{Agent, PackageRef, Request, changes, collect, env, known, outside, overlay, verdict};
 use crate::dataset::{self, Execution, Instruction, Phase};
 use crate::diag::{Diagnostic, Diagnostics, Rule, Severity};
@@ -1153,7 +1152,14 @@ impl Work<'_> {
 
     /// Takes away what only the parties needed.
     pub(super) fn clean_up(&self, messages: &mut Vec<String>) {
-        for own in ["home", "tmp", "tests", "solution", "outside", OUTSIDE] {
+        for own in [
+            "home",
+            "tmp",
+            "tests",
+            "solution",
+            "outside",
+            outside::OUTSIDE,
+        ] {
             if let Err(error) = remove_tree(&self.dir.join(own)) {
                 messages.push(format!("{own} could not be removed: {}.", error.source));
             }

@@ -11,6 +11,9 @@ use super::package::{Artifact, Package};
 use super::sandbox::{HOME, Sandbox};
 use crate::tree::{Data, Tree};
 
+/// Where in a case's directory a verifier's artifacts from outside of the workdir are.
+pub(super) const OUTSIDE: &str = "verifier-outside";
+
 /// The directories which agents are given on disk because artifacts of the package lie in them, and
 /// which could else be anything: none holds another, the workdir or the home.
 pub(super) fn kept(package: &Package, sandbox: &Sandbox) -> Vec<String> {

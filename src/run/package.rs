@@ -204,8 +204,8 @@ impl Package {
                 .is_some_and(|(target, own)| target.starts_with(own))
             {
                 return Unusable::Elsewhere(format!(
-                    "its {} is a link, and not to a file that lies in a container with it; \
-                     `casepack build` on the task puts a file in its place.",
+                    "its {} is a link, and not to a file that lies in a container with it; put \
+                     the files themselves in its place.",
                     bad.shown
                 ));
             }
@@ -319,8 +319,8 @@ fn network(phases: [&Table<'_>; 2], environment: &Table<'_>) -> Result<bool, Unu
 /// `user` of a phase: a number, or a name, which stands for this machine's user of that name and
 /// else for the first ordinary one, since there is no image that knows it.
 fn user(phases: [&Table<'_>; 2]) -> Result<Option<User>, Unusable> {
-    // The last one says that there is none (`chown(2)`).
-    const LAST: u32 = u32::MAX - 1;
+    // bubblewrap takes no more, and what starts containers does not either.
+    const LAST: u32 = u32::MAX / 2;
     let Some(item) = phases.iter().find_map(|phase| phase.get("user")) else {
         return Ok(None);
     };

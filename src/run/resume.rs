@@ -11,10 +11,9 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::agent;
+use super::agent::{self, PLUGIN_ROOTS};
 use super::package::Package;
 use super::results::{AgentRef, CaseResult, DatasetRef, Status, to_text};
-use super::worker::PLUGIN_ROOTS;
 use super::{Agent, Error, PackageRef, Request, SandboxMode};
 use crate::dataset::{Runner, Step};
 use crate::diag::Diagnostics;
@@ -32,6 +31,9 @@ const MAX: u64 = 64 << 20;
 pub(super) struct Start {
     pub(super) dataset: DatasetRef,
     pub(super) agent: AgentRef,
+    /// Who runs the cases; not known of runs of earlier versions.
+    #[serde(default)]
+    engine: Option<String>,
     attempts: u32,
     pass_at: f64,
     /// What chose the cases; not known of runs of earlier versions.
@@ -60,6 +62,7 @@ impl Start {
                 model: super::model(request),
                 files: Vec::new(),
             },
+            engine: Some(super::engine_of(request).to_owned()),
             attempts: request.attempts,
             pass_at: request.pass_at,
             selection: Some(request.selection.to_vec()),
@@ -102,7 +105,10 @@ impl Start {
                 there.dataset.name, self.dataset.name
             ));
         }
-        if known && there.agent != self.agent {
+        let ours = self.engine.as_deref();
+        if let Some(engine) = there.engine.as_deref().filter(|name| Some(*name) != ours) {
+            reasons.push(format!("it was run with --engine {engine}"));
+        } else if known && there.agent != self.agent {
             reasons.push(format!(
                 "its agent was {}, not {}",
                 name(&there.agent),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::case::{Failure, Party, Work, capture, first_line, how, stage, write_tree};
 use super::collect::{self, Wanted};
 use super::exclude::Exclude;
+use super::outside::OUTSIDE;
 use super::package::{Artifact, Step, TEST};
 use super::process::Cut;
 use super::results::{ErrorKind, Outputs, StepResult, VerifierRun};
@@ -16,9 +17,6 @@ use super::sandbox::Mount;
 use super::{Agent, verdict};
 use crate::fs::{Root, remove_tree, unlock_dir};
 use crate::path::TreePath;
-
-/// Where in a case's directory a verifier's artifacts from outside of the workdir are.
-pub(super) const OUTSIDE: &str = "verifier-outside";
 
 impl Work<'_> {
     /// Runs the verifier; gives the rewards.

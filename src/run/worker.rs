@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::agent::{self, Call, Values, WORD_MAX};
+use super::agent::{self, Call, PLUGIN_ROOTS, Values, WORD_MAX};
 use super::case::{Failure, Life, Party, Work, capture, first_line, how, printed, stage};
 use super::known::{Asked, Known, account_of_trajectory, without_prompt};
 use super::package::{SOLVE, Step};
@@ -27,9 +27,6 @@ use crate::yaml::Yaml;
 const TOLD_TIMEOUT: Duration = Duration::from_hours(1);
 /// The budget that it is told when there is none: the harness's default, in US dollars.
 const TOLD_BUDGET: f64 = 100.0;
-/// The first of the dataset's roots that is a plugin directory: the project and the directory of
-/// the cases stand before (policy 8).
-pub(super) const PLUGIN_ROOTS: usize = 2;
 
 /// An agent, ready to be started.
 #[derive(Default)]

@@ -274,7 +274,9 @@ fn an_interrupt_says_last_how_to_go_on_and_lists_no_case_that_had_not_begun() {
     let output = child.wait_with_output().expect("it ends");
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(
-        told.ends_with("Interrupted. Add --resume r to the same command to run the rest.\n"),
+        told.ends_with(
+            "Interrupted. Add --resume r to the same command, in place of --run-id, to run the rest.\n"
+        ),
         "{told}"
     );
     assert!(told.contains("… and 1 case that had not begun\n"), "{told}");
@@ -1501,6 +1503,13 @@ fn packages_are_handed_to_harbor() {
     let message = cases[2]["message"].as_str().unwrap();
     assert!(message.contains("no trial of this package") && message.contains("harbor lint"));
     assert_eq!(document["thresholds"][0]["met"], true);
+    // What Harbor found is not casepack's to go on with.
+    let other = ["run", "--agent", "nop", "--case", "[abc]", "--resume", "r"];
+    let other = project.casepack(other).assert_code(2);
+    assert!(
+        other.stderr.contains("it was run with --engine harbor"),
+        "{other}"
+    );
     // With several attempts it counts as so many that came to nothing, and so does one that is missing.
     let args = [
         "--run-id",

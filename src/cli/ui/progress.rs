@@ -84,6 +84,7 @@ impl State {
                     "Waiting for another casepack{who} in this output directory\n"
                 ));
             }
+            Event::Told { text } => return Some(format!("{}\n", escape::line(text))),
             Event::CaseStarted { case } => {
                 let id = escape::line(case.as_str()).into_owned();
                 if let Some(bar) = &mut self.bar {

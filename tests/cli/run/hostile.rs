@@ -276,6 +276,15 @@ fn what_an_agent_says_harms_no_report() {
         let page = project.read(&format!("runs/{sandbox}/report.html"));
         assert!(!page.contains("topsecret"));
     }
+    // Before anything is run.
+    let args = ["tasks", "--agent", "nop", "--run-id", "told"];
+    let told = run(&project, &args).env("MY_API_KEY", "topsecret-12345");
+    let told = told.run();
+    let at = |text: &str| told.stderr.find(text);
+    assert!(
+        at("ask for variables of yours").is_some_and(|asked| Some(asked) < at("Running ")),
+        "{told}"
+    );
     // Who must not have it is not even started.
     let args = [
         "tasks",

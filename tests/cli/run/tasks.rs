@@ -58,6 +58,8 @@ fn what_a_task_says_wrongly_is_named_with_its_field() {
         // The number that stands for no user.
         ("[agent]\nuser = 4294967295", "user is 4294967295"),
         ("[verifier]\nuser = '4294967295'", "user is 4294967295"),
+        // More than bubblewrap takes.
+        ("[agent]\nuser = 2147483648", "user is 2147483648"),
         ("[verifier]\nuser = '99999999999'", "user is 99999999999"),
         ("[agent]\nuser = \"a\\u0000b\"", "user is \"a\\0b\""),
         (
