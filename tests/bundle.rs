@@ -517,6 +517,14 @@ fn a_blob_that_goes_on_is_found() {
         let whole = blobs(&files);
         for (name, bytes) in &whole {
             let path = files.join("blobs/sha256").join(name);
+            if *store == dir {
+                fs::remove_file(&path).unwrap();
+                std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+                let told = run(&["verify", store], 1);
+                assert!(told.stdout.contains(name), "{name}: {told}");
+                assert!(told.stderr.contains("--repair"), "{name}: {told}");
+                fs::remove_file(&path).unwrap();
+            }
             fs::write(&path, [bytes, &b"x"[..]].concat()).unwrap();
             let told = run(&["verify", store], 1);
             assert!(told.stdout.contains(name), "{name}: {told}");
@@ -1304,6 +1312,9 @@ fn nothing_is_collected_beside_what_may_be_a_ref() {
             assert!(refused.stderr.contains(name), "{refused}");
         }
         assert_eq!(blobs(&project.path("store")), before, "{name}");
+        publish(&project, "store", "v2");
+        let told = project.casepack(["verify", "store"]).assert_code(1);
+        assert!(told.stdout.contains(name), "{told}");
     }
     // What is plainly none stays where it is.
     fs::remove_dir_all(project.path("store")).unwrap();

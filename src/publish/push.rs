@@ -409,10 +409,11 @@ fn index_has(
     let object = match store.get(&key(INDEX_JSON)?, 64 << 20) {
         // There or not: it has to be written.
         Err(error)
-            if matches!(
-                *error.reason,
-                Reason::NotFound | Reason::TooLarge { .. } | Reason::DamagedOnTheWay(_)
-            ) =>
+            if error.is_no_file()
+                || matches!(
+                    *error.reason,
+                    Reason::NotFound | Reason::TooLarge { .. } | Reason::DamagedOnTheWay(_)
+                ) =>
         {
             return Ok(false);
         }

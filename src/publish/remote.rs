@@ -359,9 +359,13 @@ impl<'a> Remote<'a> {
 /// there so.
 pub(super) const OTHER_CHECKSUM: &str = "has other bytes than the store's own checksum of it says";
 
+/// What is said of something else in the place of an object.
+pub(super) const NO_FILE: &str = "is no plain file";
+
 /// What a release names and the store has not whole is damage.
 fn lost(error: StoreError, object: &str) -> PublishError {
     let why = match &*error.reason {
+        _ if error.is_no_file() => NO_FILE,
         Reason::NotFound => "is missing",
         Reason::Short { .. } => "is shorter than its release says",
         Reason::TooLarge { .. } => "is longer than it can be",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::remote::{OTHER_CHECKSUM, runs};
+use super::remote::{NO_FILE, OTHER_CHECKSUM, runs};
 use super::{PublishError, Remote, key, list};
 use crate::bundle::{
     Bad, Descriptor, Frame, INDEX_JSON, Name, OCI_LAYOUT, OCI_LAYOUT_BYTES, Pack, PackIndex, Place,
@@ -152,7 +152,8 @@ fn each(
     Ok(wrong.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What is wrong with `oci-layout` and `index.json`, which follow from the refs.
+/// What is wrong with `oci-layout` and `index.json`, which follow from the refs, and what stands among
+/// the refs and is none.
 ///
 /// # Errors
 /// When the store can't be read.
@@ -162,10 +163,11 @@ pub fn verify_layout(remote: Remote<'_>) -> Result<Vec<String>, PublishError> {
         Ok(object) => Ok(Some(object.bytes)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error)
-            if matches!(
-                *error.reason,
-                Reason::TooLarge { .. } | Reason::DamagedOnTheWay(_)
-            ) =>
+            if error.is_no_file()
+                || matches!(
+                    *error.reason,
+                    Reason::TooLarge { .. } | Reason::DamagedOnTheWay(_)
+                ) =>
         {
             Ok(Some(Vec::new()))
         }
@@ -178,6 +180,9 @@ pub fn verify_layout(remote: Remote<'_>) -> Result<Vec<String>, PublishError> {
     let why = "is not what every image layout has";
     let mut bad = Vec::new();
     bad.extend(wrong(OCI_LAYOUT, read(OCI_LAYOUT)?, OCI_LAYOUT_BYTES, why));
+    if let Some((stray, why)) = remote.stray_ref()? {
+        bad.push(format!("{} is no ref: {why}", store.show(&stray)));
+    }
     // A publisher may be between its ref and the index: what stays so is wrong.
     let mut seen = None;
     for _ in 0..LOOKS {
@@ -269,6 +274,7 @@ fn ends(
 /// What is wrong with an object that can't be read; an error when the store is.
 fn wrong(error: StoreError) -> Result<&'static str, PublishError> {
     Ok(match *error.reason {
+        _ if error.is_no_file() => NO_FILE,
         Reason::NotFound => "is missing",
         Reason::Short { .. } => SHORTER,
         Reason::TooLarge { .. } => LONGER,

@@ -219,6 +219,14 @@ impl StoreError {
         matches!(*self.reason, Reason::NotFound)
     }
 
+    /// Whether something stands in the object's place that is none: it is to be replaced.
+    pub fn is_no_file(&self) -> bool {
+        matches!(
+            *self.reason,
+            Reason::Read(ReadError::NotAFile | ReadError::Link)
+        )
+    }
+
     /// What to do next.
     pub fn help(&self) -> String {
         self.reason.help()
