@@ -80,14 +80,25 @@ fn excerpt(
 ) -> Option<Excerpt> {
     // A secret that the cut divides is known by all of it.
     let reach = most.saturating_add(secrets.longest()) as u64;
-    let beyond = stamp.size.saturating_sub(reach);
-    if end == End::Last {
-        file.seek(SeekFrom::Start(beyond)).ok()?;
-    }
+    let left_out = stamp.size.saturating_sub(most as u64);
+    let beyond = match end {
+        End::First => 0,
+        End::Last => stamp.size.saturating_sub(reach),
+    };
+    file.seek(SeekFrom::Start(beyond)).ok()?;
     let mut bytes = Vec::new();
     file.take(reach).read_to_end(&mut bytes).ok()?;
+    // What is only read for that is told by its place, as names have other lengths than secrets.
+    let part = match end {
+        End::First => 0..bytes.len().min(most),
+        End::Last => {
+            let start = usize::try_from(left_out.saturating_sub(beyond)).ok()?;
+            start.min(bytes.len())..bytes.len()
+        }
+    };
+    let mut bytes = secrets.hide_in(&bytes, part);
     // A cut goes between characters.
-    if beyond > 0 && end == End::Last {
+    if left_out > 0 && end == End::Last {
         let start = bytes
             .iter()
             .take(3)
@@ -96,11 +107,9 @@ fn excerpt(
         bytes.drain(..start);
     }
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
-    if beyond > 0 && end == End::First && text.ends_with(char::REPLACEMENT_CHARACTER) {
+    if left_out > 0 && end == End::First && text.ends_with(char::REPLACEMENT_CHARACTER) {
         text.pop();
     }
-    text = secrets.hide(text);
-    let left_out = stamp.size.saturating_sub(most as u64);
     if left_out > 0 && end == End::First {
         text.truncate(text.floor_char_boundary(most.min(text.len())));
     } else if left_out > 0 {
@@ -165,6 +174,27 @@ mod tests {
         }
         let all = home.read("log", End::First, 99).unwrap().text;
         assert_eq!(all, "before [MY_KEY] after");
+    }
+
+    #[test]
+    fn nothing_of_a_secret_is_left_where_names_are_shorter() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        let secret = "sk-0123456789abcdefghijklmnopqrstuvwxyz";
+        let log = format!("{secret} ").repeat(20);
+        std::fs::write(dir.path().join("a/log"), &log).unwrap();
+        let root = Root::open(dir.path()).ok();
+        let case = CaseResult::new(&CaseId::new("a").unwrap());
+        let secrets = Secrets::of(&[("KEY".to_owned(), secret.to_owned())].into());
+        let home = Home::of(root.as_ref(), &case, &secrets);
+        for most in 0..=log.len() {
+            for end in [End::First, End::Last] {
+                let text = home.read("log", end, most).unwrap().text;
+                let is_mask = |word: &str| "[KEY]".contains(word);
+                assert!(text.split(' ').all(is_mask), "{most}: {text}");
+                assert!(text.len() <= most);
+            }
+        }
     }
 
     #[test]

@@ -714,7 +714,7 @@ impl Work<'_> {
         let judged = self.verify(step, &dir, report);
         let verifier = Root::open(&dir.join("logs/verifier")).ok();
         if let Some(verifier) = &verifier {
-            report.judges = verdict::judges(verifier);
+            report.judges = verdict::judges(verifier, &self.runner.secrets);
         }
         report.rewards = judged?;
         report.reward = report.rewards.get("reward").copied();
@@ -1139,8 +1139,11 @@ impl Work<'_> {
 
     /// Writes how the workspace differs from its start, for reports.
     fn leave_changes(&self, messages: &mut Vec<String>) {
-        let text = changes::since(&self.package.workspace, &self.workspace);
-        let text = self.runner.secrets.hide(text);
+        let text = changes::since(
+            &self.package.workspace,
+            &self.workspace,
+            &self.runner.secrets,
+        );
         let path = self.dir.join("workspace.diff");
         if let Err(error) = write_atomic(&path, text.as_bytes(), 0o644) {
             messages.push(format!(

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use similar::TextDiff;
 
+use super::env::Secrets;
 use crate::diag::count;
 use crate::escape;
 use crate::fs::{Found, Kind, Root, Walk};
@@ -26,10 +27,11 @@ const FILES_MAX: usize = 20_000;
 /// After this, a diff of two texts need not be the shortest one.
 const LONG: Duration = Duration::from_millis(200);
 
-/// How the files below `workspace` differ from `start`, as a unified diff.
-pub(super) fn since(start: &Tree, workspace: &Root) -> String {
+/// How the files below `workspace` differ from `start`, as a unified diff without `secrets`.
+pub(super) fn since(start: &Tree, workspace: &Root, secrets: &Secrets) -> String {
     let mut changes = Changes {
         workspace,
+        secrets,
         text: String::new(),
         files: 0,
         room: READ_MAX,
@@ -83,6 +85,7 @@ pub(super) fn since(start: &Tree, workspace: &Root) -> String {
 
 struct Changes<'a> {
     workspace: &'a Root,
+    secrets: &'a Secrets,
     text: String,
     files: usize,
     /// Bytes that may still be read.
@@ -168,6 +171,8 @@ impl Changes<'_> {
         }
         let diff = TextDiff::configure().timeout(LONG).diff_lines(old, new);
         let unified = diff.unified_diff().header(&from, &to).to_string();
+        // Before the cut, which leaves nothing of one by which it is known.
+        let unified = self.secrets.hide(unified);
         let end = unified.floor_char_boundary(DIFF_MAX.min(unified.len()));
         self.text.push_str(&unified[..end]);
         if end < unified.len() {
@@ -185,7 +190,12 @@ impl Changes<'_> {
     fn tell(&mut self, what: &str, path: &TreePath, how: &str) {
         let path = escape::line(path.as_str());
         // Writing to a string does not fail.
-        writeln!(self.text, "{what} {path}: {how}").ok();
+        writeln!(
+            self.text,
+            "{what} {}: {how}",
+            self.secrets.hide(path.into_owned())
+        )
+        .ok();
     }
 }
 
@@ -236,9 +246,29 @@ mod tests {
         std::os::unix::fs::symlink("/etc/passwd", after.path().join("link")).unwrap();
         let root = Arc::new(Root::open(before.path()).unwrap());
         let start = Tree::from_dir(&root, None, 16).unwrap();
-        let text = since(&start, &Root::open(after.path()).unwrap());
+        let none = Secrets::default();
+        let text = since(&start, &Root::open(after.path()).unwrap(), &none);
         insta::assert_snapshot!(text);
-        assert_eq!(since(&start, &root), "");
+        assert_eq!(since(&start, &root, &none), "");
+    }
+
+    #[test]
+    fn a_secret_is_hidden_also_where_the_cut_divides_it() {
+        let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let part = "MIIE0123456789abcdefghijklmnopqrstuvwxyz";
+        let key = format!("-----BEGIN KEY-----\n{part}\n");
+        std::fs::write(after.path().join(part), "").unwrap();
+        std::fs::write(after.path().join("key"), &key).unwrap();
+        // Both sides of this one have more than a diff holds, which ends 30 bytes into a line.
+        std::fs::write(before.path().join("long"), "x\n".repeat(60_000)).unwrap();
+        let lines = format!("{part}\n").repeat(1964);
+        std::fs::write(after.path().join("long"), lines).unwrap();
+        let root = Arc::new(Root::open(before.path()).unwrap());
+        let start = Tree::from_dir(&root, None, 16).unwrap();
+        let secrets = Secrets::of(&[("MY_KEY".to_owned(), key)].into());
+        let text = since(&start, &Root::open(after.path()).unwrap(), &secrets);
+        assert!(!text.contains("MIIE") && !text.contains("BEGIN"));
+        assert!(text.contains("Empty file [MY_KEY]: added\n") && text.contains("+[MY_KEY]\n"));
     }
 
     #[test]
@@ -250,7 +280,8 @@ mod tests {
         }
         let root = Arc::new(Root::open(before.path()).unwrap());
         let start = Tree::from_dir(&root, None, 16).unwrap();
-        let text = since(&start, &Root::open(after.path()).unwrap());
+        let none = Secrets::default();
+        let text = since(&start, &Root::open(after.path()).unwrap(), &none);
         assert!(text.len() < 2 * DIFF_MAX + 1000, "{}", text.len());
         assert!(text.ends_with("There are more changes, which are not listed here.\n"));
     }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use serde_json::Value;
 
+use super::env::Secrets;
 use super::results::{AgentRun, CaseResult, ErrorKind, Status, StepResult, Tokens, VerifierRun};
 use super::sandbox::find_program;
 use super::{Agent, Error, PackageRef, Request, model, verdict};
@@ -369,6 +370,7 @@ impl Trial {
             duration,
             ..VerifierRun::default()
         });
+        let secrets = Secrets::of(request.env);
         let steps = self.result.get("step_results").and_then(Value::as_array);
         for step in steps.into_iter().flatten() {
             let name = step
@@ -379,13 +381,13 @@ impl Trial {
             report.rewards = rewards(step);
             report.reward = report.rewards.get("reward").copied();
             if let Ok(root) = Root::open(&self.dir.join("steps").join(name).join("verifier")) {
-                report.judges = verdict::judges(&root);
+                report.judges = verdict::judges(&root, &secrets);
             }
             result.judges.clone_from(&report.judges);
             result.steps.push(report);
         }
         if let Ok(root) = Root::open(&self.dir.join("verifier")) {
-            let judges = verdict::judges(&root);
+            let judges = verdict::judges(&root, &secrets);
             if !judges.is_empty() {
                 result.judges = judges;
             }

@@ -3,7 +3,12 @@
 //! Owns which of the caller's variables are passed on, and references. Refuses to know the
 //! process's own environment: the caller's is a value.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use aho_corasick::AhoCorasick;
 
 /// Passed on as they are: what programs need to speak to people.
 const PASSED_ON: [&str; 5] = ["COLORTERM", "LANG", "LANGUAGE", "TERM", "TZ"];
@@ -80,10 +85,16 @@ const SECRET: [&str; 7] = [
 const MIN_SECRET: usize = 8;
 
 /// The caller's secrets: what agents and verifiers say of them is not to be shown around in reports.
+///
+/// They are known as they are, as each line of theirs, and as JSON and Python write these.
 #[derive(Clone, Default)]
 pub struct Secrets {
-    /// Values, and what is shown for them; one that holds another one stands before it.
-    all: Vec<(String, String)>,
+    /// Finds each form of each of them; `None`: there are none.
+    finder: Option<AhoCorasick>,
+    /// What is shown for each form.
+    shown: Vec<String>,
+    /// Bytes of the longest form.
+    longest: usize,
 }
 
 impl Secrets {
@@ -93,34 +104,107 @@ impl Secrets {
             let name = name.to_ascii_uppercase();
             SECRET.iter().any(|word| name.contains(word))
         };
-        let mut all: Vec<_> = caller
-            .iter()
-            .filter(|(name, value)| secret(name) && value.len() >= MIN_SECRET)
-            .map(|(name, value)| (value.clone(), format!("[{name}]")))
-            .collect();
-        all.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
-        Self { all }
+        let mut all = BTreeMap::new();
+        for (name, value) in caller.iter().filter(|(name, _)| secret(name)) {
+            for form in parts(value).flat_map(forms) {
+                all.entry(form).or_insert_with(|| format!("[{name}]"));
+            }
+        }
+        if all.is_empty() {
+            return Self::default();
+        }
+        let finder = AhoCorasick::new(all.keys())
+            .expect("an environment, which the kernel bounds by some MiB, is below 2^31 bytes");
+        Self {
+            finder: Some(finder),
+            longest: all.keys().map(String::len).max().unwrap_or_default(),
+            shown: all.into_values().collect(),
+        }
     }
 
     /// `text` with them replaced by the names of their variables.
-    pub fn hide(&self, mut text: String) -> String {
-        for (value, shown) in &self.all {
-            if text.contains(value.as_str()) {
-                text = text.replace(value.as_str(), shown);
+    pub fn hide(&self, text: String) -> String {
+        match &self.finder {
+            Some(finder) if finder.is_match(&text) => {
+                let hidden = self.hide_in(text.as_bytes(), 0..text.len());
+                String::from_utf8_lossy(&hidden).into_owned()
             }
+            _ => text,
         }
-        text
     }
 
-    /// Bytes of the longest one.
-    pub fn longest(&self) -> usize {
-        self.all.first().map_or(0, |(value, _)| value.len())
+    /// What is at `part` of `text`, with them replaced likewise, also those that an end of `part`
+    /// divides: they are known as far as `text` has all of them.
+    pub fn hide_in(&self, text: &[u8], part: Range<usize>) -> Vec<u8> {
+        let found = self.finder.iter().flat_map(|finder| {
+            let all = finder.find_overlapping_iter(text);
+            all.map(|one| (one.range(), one.pattern().as_usize()))
+        });
+        let mut found: Vec<_> = found.collect();
+        found.sort_unstable_by_key(|(range, _)| (range.start, Reverse(range.end)));
+        let mut hidden = Vec::with_capacity(part.len());
+        // Up to here everything is shown or hidden.
+        let mut at = part.start;
+        let mut masked = 0;
+        for (range, which) in found {
+            // Nothing is left of one that overlaps another one.
+            let new = range.start >= masked;
+            masked = masked.max(range.end);
+            if range.end <= at || range.start >= part.end {
+                continue;
+            }
+            hidden.extend_from_slice(text.get(at..range.start).unwrap_or_default());
+            if new || hidden.is_empty() {
+                hidden.extend_from_slice(self.shown[which].as_bytes());
+            }
+            at = range.end;
+        }
+        hidden.extend_from_slice(text.get(at..part.end).unwrap_or_default());
+        hidden
     }
+
+    /// Bytes of the longest one, as it may be written.
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+}
+
+/// What of a secret is one itself: all of it, and each line (of a PEM key, which a diff or a judge
+/// shows line by line).
+fn parts(secret: &str) -> impl Iterator<Item = &str> {
+    let all = std::iter::once(secret).chain(secret.lines());
+    all.map(str::trim).filter(|part| part.len() >= MIN_SECRET)
+}
+
+/// How `secret` may be written: itself, in JSON (also as ASCII alone, and in a text within JSON), and
+/// by Python's `repr`.
+fn forms(secret: &str) -> [String; 6] {
+    let json = |text: &str| {
+        let quoted = serde_json::Value::from(text).to_string();
+        let inner = quoted.strip_prefix('"').and_then(|it| it.strip_suffix('"'));
+        inner.unwrap_or_default().to_owned()
+    };
+    let once = json(secret);
+    let twice = json(&once);
+    let mut ascii = String::new();
+    for char in once.chars() {
+        if char.is_ascii() {
+            ascii.push(char);
+        } else {
+            for unit in char.encode_utf16(&mut [0; 2]) {
+                // Writing to a string does not fail.
+                write!(ascii, "\\u{unit:04x}").ok();
+            }
+        }
+    }
+    let repr = once.replace("\\\"", "\"");
+    let both_quotes = repr.replace('\'', "\\'");
+    [secret.to_owned(), once, twice, ascii, repr, both_quotes]
 }
 
 impl std::fmt::Debug for Secrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} secrets", self.all.len())
+        write!(f, "{} forms of secrets", self.shown.len())
     }
 }
 
@@ -180,6 +264,44 @@ mod tests {
         let shown = secrets.hide(text);
         assert_eq!(shown, "+[API_KEY] short a-long-value [a_token]\n");
         assert!(!format!("{secrets:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn secrets_are_known_by_their_lines_and_as_others_write_them() {
+        let pem = "-----BEGIN KEY-----\nMIIEow/+IBAAKCAQ\nAB==\n-----END KEY-----\n";
+        let caller = [
+            ("MY_KEY", pem),
+            ("ODD_KEY", r#"it's"pa"ss\word99"#),
+            ("OTHER_KEY", "s3cret-é😀-value"),
+            ("A_TOKEN", "0123456789"),
+            ("B_TOKEN", "6789abcdefgh"),
+        ];
+        let caller = caller
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
+        let secrets = Secrets::of(&caller);
+        for (text, wanted) in [
+            (pem, "[MY_KEY]\n"),
+            ("+MIIEow/+IBAAKCAQ\n+AB==\n", "+[MY_KEY]\n+AB==\n"),
+            (
+                "FAIL j saw -----BEGIN KEY----- MIIEow/+IBAAKCAQ",
+                "FAIL j saw [MY_KEY] [MY_KEY]",
+            ),
+            (
+                r#"{"x":"-----BEGIN KEY-----\nMIIEow/+IBAAKCAQ\nAB==\n-----END KEY-----\n"}"#,
+                r#"{"x":"[MY_KEY]\n"}"#,
+            ),
+            (r#"it's"pa"ss\word99."#, "[ODD_KEY]."),
+            (r#""it's\"pa\"ss\\word99""#, r#""[ODD_KEY]""#),
+            (r#""it's\\\"pa\\\"ss\\\\word99""#, r#""[ODD_KEY]""#),
+            (r#"'it\'s"pa"ss\\word99'"#, "'[ODD_KEY]'"),
+            (r#"it's"pa"ss\\word99"#, "[ODD_KEY]"),
+            (r"s3cret-\u00e9\ud83d\ude00-value", "[OTHER_KEY]"),
+            ("é s3cret-é😀-value", "é [OTHER_KEY]"),
+            ("+0123456789abcdefgh+", "+[A_TOKEN]+"),
+        ] {
+            assert_eq!(secrets.hide(text.to_owned()), wanted, "{text}");
+        }
     }
 
     #[test]

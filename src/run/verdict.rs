@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::env::Secrets;
 use super::json;
 use super::results::{ErrorKind, JudgeResult};
 use crate::fs::{ReadError, Root};
@@ -151,8 +152,8 @@ fn python_float(text: &str) -> Option<f64> {
     digits.parse().ok()
 }
 
-/// What the judges of casepack's own runner said; none for other verifiers.
-pub(super) fn judges(dir: &Root) -> Vec<JudgeResult> {
+/// What the judges of casepack's own runner said, without `secrets`; none for other verifiers.
+pub(super) fn judges(dir: &Root, secrets: &Secrets) -> Vec<JudgeResult> {
     let read = TreePath::new("judges.json").map(|path| dir.read(&path, JUDGES_MAX));
     let Ok(Ok((bytes, _))) = read else {
         return Vec::new();
@@ -161,7 +162,8 @@ pub(super) fn judges(dir: &Root) -> Vec<JudgeResult> {
         return Vec::new();
     };
     let judges = report.get("judges").and_then(Value::as_array);
-    judges.into_iter().flatten().filter_map(judge).collect()
+    let judges = judges.into_iter().flatten();
+    judges.filter_map(|entry| judge(entry, secrets)).collect()
 }
 
 /// What there is to say about judges that said no, or nothing: a sentence each, for the first few.
@@ -193,9 +195,10 @@ fn line(text: &str) -> &str {
     line.get(..end).unwrap_or_default().trim_end_matches('.')
 }
 
-fn judge(entry: &Value) -> Option<JudgeResult> {
+fn judge(entry: &Value, secrets: &Secrets) -> Option<JudgeResult> {
     let text = |key: &str| {
-        let text = entry.get(key)?.as_str()?;
+        // Before the cut, which leaves nothing of one by which it is known.
+        let text = secrets.hide(entry.get(key)?.as_str()?.to_owned());
         let end = text.floor_char_boundary(RATIONALE_MAX.min(text.len()));
         text.get(..end).map(str::to_owned)
     };
@@ -341,7 +344,8 @@ mod tests {
             {"name": "f", "value": false}, {"name": "g", "value": false}
         ]}"#;
         std::fs::write(dir.path().join("judges.json"), text).unwrap();
-        let judges = judges(&Root::open(dir.path()).unwrap());
+        let none = Secrets::default();
+        let judges = judges(&Root::open(dir.path()).unwrap(), &none);
         assert_eq!(judges.len(), 7);
         assert_eq!(
             complaints(&judges),
@@ -353,7 +357,27 @@ mod tests {
             ]
         );
         std::fs::write(dir.path().join("judges.json"), "{").unwrap();
-        assert_eq!(super::judges(&Root::open(dir.path()).unwrap()), []);
+        assert_eq!(super::judges(&Root::open(dir.path()).unwrap(), &none), []);
+    }
+
+    #[test]
+    fn a_secret_is_hidden_before_words_are_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = "sk-0123456789abcdefghijklmnopqrstuvwxyz";
+        let secrets = Secrets::of(&[("KEY".to_owned(), secret.to_owned())].into());
+        for before in [LINE_MAX - 9, RATIONALE_MAX - 9] {
+            let said = format!("{}{secret}", ".".repeat(before));
+            let text = serde_json::json!({"judges": [
+                {"name": "a", "value": false, "rationale": said}, {"name": "b", "error": said}
+            ]});
+            std::fs::write(dir.path().join("judges.json"), text.to_string()).unwrap();
+            let judges = judges(&Root::open(dir.path()).unwrap(), &secrets);
+            assert!(judges[0].rationale.as_ref().unwrap().ends_with("[KEY]"));
+            assert!(judges[1].error.as_ref().unwrap().ends_with("[KEY]"));
+            for told in complaints(&judges) {
+                assert!(!told.contains("sk-"), "{told}");
+            }
+        }
     }
 
     #[test]
