@@ -71,16 +71,13 @@ pub(super) fn asked<'a>(
     (resolve(value, caller).as_ref() == Some(set)).then_some(name)
 }
 
-/// Words in the names of variables that hold secrets.
-const SECRET: [&str; 7] = [
-    "CREDENTIAL",
-    "KEY",
-    "PASSPHRASE",
-    "PASSWD",
-    "PASSWORD",
-    "SECRET",
-    "TOKEN",
-];
+/// What names of variables that hold secrets have anywhere in them.
+const SECRET: [&str; 5] = ["CREDENTIAL", "PASSPHRASE", "PASSWD", "PASSWORD", "SECRET"];
+/// What a word of such a name ends in, as those of `API_KEY`, `GHTOKEN2` and `apiKeysFile` do, and those
+/// of `KEYBOARD` and `TOKENIZER` don't.
+const SECRET_END: [&str; 2] = ["KEY", "TOKEN"];
+/// Words that only look like it.
+const NO_SECRET: [&str; 6] = ["DONKEY", "HOCKEY", "JOCKEY", "MONKEY", "TURKEY", "WHISKEY"];
 /// A shorter value is found everywhere.
 const MIN_SECRET: usize = 8;
 
@@ -100,12 +97,8 @@ pub struct Secrets {
 impl Secrets {
     /// Those among the caller's variables, by their names.
     pub fn of(caller: &BTreeMap<String, String>) -> Self {
-        let secret = |name: &str| {
-            let name = name.to_ascii_uppercase();
-            SECRET.iter().any(|word| name.contains(word))
-        };
         let mut all = BTreeMap::new();
-        for (name, value) in caller.iter().filter(|(name, _)| secret(name)) {
+        for (name, value) in caller.iter().filter(|(name, _)| is_secret(name)) {
             for form in parts(value).flat_map(forms) {
                 all.entry(form).or_insert_with(|| format!("[{name}]"));
             }
@@ -169,11 +162,36 @@ impl Secrets {
     }
 }
 
+/// Whether a variable of the name `name` holds a secret.
+fn is_secret(name: &str) -> bool {
+    let upper = name.to_ascii_uppercase();
+    // Words end at what is no letter, and where capitals begin after small letters.
+    let ends_at = |at: usize| {
+        name[at..].chars().next().is_none_or(|next| {
+            let small = name[..at].ends_with(|last: char| last.is_ascii_lowercase());
+            !next.is_ascii_alphabetic() || small && next.is_ascii_uppercase()
+        })
+    };
+    let ends_so = |word: &str| {
+        upper.match_indices(word).any(|(at, _)| {
+            let end = at + word.len();
+            let plural = upper[end..].starts_with('S');
+            let other = NO_SECRET.iter().any(|other| upper[..end].ends_with(other));
+            !other && (ends_at(end) || plural && ends_at(end + 1))
+        })
+    };
+    SECRET.iter().any(|word| upper.contains(word)) || SECRET_END.into_iter().any(ends_so)
+}
+
 /// What of a secret is one itself: all of it, and each line (of a PEM key, which a diff or a judge
-/// shows line by line).
+/// shows line by line). What is short, blank, or one character again and again is none.
 fn parts(secret: &str) -> impl Iterator<Item = &str> {
     let all = std::iter::once(secret).chain(secret.lines());
-    all.map(str::trim).filter(|part| part.len() >= MIN_SECRET)
+    all.map(str::trim).filter(|part| {
+        let mut chars = part.chars();
+        let first = chars.next();
+        part.len() >= MIN_SECRET && chars.any(|char| Some(char) != first)
+    })
 }
 
 /// How `secret` may be written: itself, in JSON (also as ASCII alone, and in a text within JSON), and
@@ -210,7 +228,9 @@ impl std::fmt::Debug for Secrets {
 
 #[cfg(test)]
 mod tests {
+    use super::super::results::{CaseResult, StepResult};
     use super::*;
+    use crate::path::CaseId;
 
     #[test]
     fn resolves_whole_values_only() {
@@ -302,6 +322,60 @@ mod tests {
         ] {
             assert_eq!(secrets.hide(text.to_owned()), wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn only_words_of_names_make_secrets() {
+        for name in [
+            "KEY",
+            "API_KEY",
+            "APIKEY",
+            "KEY_FILE",
+            "KEYS2",
+            "MONKEY_KEY",
+            "apiKeyId",
+            "apiKeysFile",
+            "gh-token",
+            "MYTOKEN1",
+            "MYSECRETS",
+            "PGPASSWORDFILE",
+        ] {
+            assert!(is_secret(name), "{name}");
+        }
+        for name in [
+            "KEYBOARD",
+            "MONKEY_HOME",
+            "keystone",
+            "TOKENIZER_NAME",
+            "HOME",
+        ] {
+            assert!(!is_secret(name), "{name}");
+        }
+        let blank = [("BLANK_KEY", "        "), ("DASH_KEY", "----------")];
+        let caller = blank.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let text = "+                x\n--------------\n";
+        let hidden = Secrets::of(&caller.into()).hide(text.to_owned());
+        assert_eq!(hidden, text);
+    }
+
+    #[test]
+    fn rewards_have_no_secrets_in_their_names() {
+        let rewards = || {
+            [
+                ("reward".to_owned(), 1.0),
+                ("a s3cret-value".to_owned(), 0.5),
+            ]
+            .into()
+        };
+        let mut case = CaseResult::new(&CaseId::new("a").unwrap());
+        case.rewards = rewards();
+        case.steps.push(StepResult::new("one"));
+        case.steps[0].rewards = rewards();
+        let secrets = Secrets::of(&[("MY_KEY".to_owned(), "s3cret-value".to_owned())].into());
+        case.without(&secrets);
+        let wanted = [("reward".to_owned(), 1.0), ("a [MY_KEY]".to_owned(), 0.5)].into();
+        assert_eq!(case.rewards, wanted);
+        assert_eq!(case.steps[0].rewards, wanted);
     }
 
     #[test]

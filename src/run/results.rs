@@ -632,10 +632,18 @@ impl CaseResult {
                 }
             }
         };
+        let names = |rewards: &mut BTreeMap<String, f64>| {
+            let all = std::mem::take(rewards).into_iter();
+            *rewards = all
+                .map(|(name, value)| (secrets.hide(name), value))
+                .collect();
+        };
         hide(&mut self.message);
         judges(&mut self.judges);
+        names(&mut self.rewards);
         for step in &mut self.steps {
             hide(&mut step.message);
+            names(&mut step.rewards);
             judges(&mut step.judges);
         }
         for retried in &mut self.retried {
