@@ -5,7 +5,7 @@ use std::fs;
 use std::io::BufRead as _;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use casepack::bundle::Compression;
@@ -221,6 +221,103 @@ fn another_layout_leaves_nothing_of_the_one_before() {
     let pulled = pull("out", "v1", &["--as", "cases", "--force"]).assert_code(0);
     assert_eq!(pulled.findings("output-left-behind").len(), 1, "{pulled}");
     assert_eq!(project.read("out/dataset.toml"), "mine");
+}
+
+/// Nor does a pull of some cases leave others in another layout beside them.
+#[test]
+fn some_cases_in_another_layout_leave_nothing_of_the_one_before() {
+    let project = two_releases(6);
+    let pull = |more: &[&str]| {
+        let args = ["pull", "store", "--output", "json", "-o", "out"];
+        let args = args.iter().chain(&["--ref", "v1"]).chain(more);
+        project.casepack(args.copied())
+    };
+    for before in [&["--case", "case-00000"][..], &[]] {
+        fs::remove_dir_all(project.path("out")).ok();
+        pull(before).assert_code(0);
+        for after in [&["--case", "case-00001"][..], &["--case", "case-0000[1-3]"]] {
+            let after = [after, &["--view", "workspace"]].concat();
+            let refused = pull(&after);
+            assert_eq!(refused.code, 2, "{refused}");
+            assert!(
+                refused.stdout.contains("was pulled in another layout"),
+                "{refused}"
+            );
+        }
+        let after = ["--case", "case-00001", "--view", "workspace"];
+        let pulled = pull(&[&after[..], &["--force"]].concat()).assert_code(0);
+        assert_eq!(pulled.json()["findings"]["warnings"], 0, "{pulled}");
+        assert_eq!(names(&project, "out"), [".casepack.pulled", "case-00001"]);
+        // More in the same layout come beside it.
+        pull(&["--case", "case-00002", "--view", "workspace"]).assert_code(0);
+        let both = [".casepack.pulled", "case-00001", "case-00002"];
+        assert_eq!(names(&project, "out"), both);
+    }
+}
+
+/// What was there before a case, and can't be removed, fails no pull and hides nothing.
+#[test]
+fn a_case_whose_predecessor_stays_is_known() {
+    let project = two_releases(4);
+    let pull = |tag| {
+        let args = ["pull", "store", "--output", "json", "-o", "out"];
+        project.casepack(args.iter().chain(&["--ref", tag]).copied())
+    };
+    pull("v1").assert_code(0);
+    // A mount can be moved with what it is in, but not be removed, not even by root.
+    let dir = project.path("out/case-00001/environment");
+    assert!(dir.is_dir());
+    let bwrap = || {
+        let mut bwrap = Command::new("bwrap");
+        bwrap.args(["--dev-bind", "/", "/", "--bind"]);
+        bwrap.args([&dir, &dir]);
+        bwrap
+    };
+    let probe = bwrap().arg("true").output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        println!("skipped: no bubblewrap that mounts a directory over itself");
+        return;
+    }
+    let invoked = project
+        .invoke(["pull", "store", "-o", "out", "--ref", "v2"])
+        .command();
+    let mut mounted = bwrap();
+    mounted.arg(invoked.get_program()).args(invoked.get_args());
+    mounted.current_dir(project.root());
+    let output = mounted.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("out/.casepack/tmp"), "{said}");
+    let case = project.path("out/case-00001");
+    assert_eq!(read(&case).id(), other().package().id());
+    // The next one removes it, and takes the case for what it is.
+    let pulled = pull("v1").assert_code(0);
+    assert_eq!(pulled.json()["findings"]["warnings"], 0, "{pulled}");
+    assert_eq!(read(&case).id(), Case::numbered(1).package().id());
+    assert_eq!(names(&project, "out/.casepack"), ["pull.json"]);
+}
+
+/// What a killed pull has staged beside the records goes with the next one.
+#[test]
+fn a_killed_pull_leaves_no_staged_file() {
+    let project = two_releases(4);
+    let pull = |more: &[&str]| {
+        let args = ["pull", "store", "-o", "out", "--ref", "v1"];
+        project.casepack(args.iter().chain(more).copied())
+    };
+    pull(&[]).assert_code(0);
+    // No process has this number.
+    for left in [
+        ".casepack",
+        ".casepack/.casepack",
+        ".casepack/tmp/.casepack",
+    ] {
+        project.write(&format!("out/{left}-2147483647-1"), "{}");
+    }
+    pull(&["--view", "workspace", "--force"]).assert_code(0);
+    let names = names(&project, "out").into_iter();
+    let own: Vec<String> = names.filter(|name| name.starts_with('.')).collect();
+    assert_eq!(own, [".casepack.pulled"]);
 }
 
 /// A destination that somebody else has prepared leads nowhere and makes nobody wait.

@@ -215,8 +215,8 @@ fn warnings(pulled: &Pulled, out: &Path) -> Diagnostics {
     }
     for name in &pulled.left {
         let message = format!(
-            "{} was pulled before and is no part of this pull, and is not as casepack pulled it; it \
-             is left.",
+            "{} was pulled before and is no part of this pull, and is not as casepack pulled it, \
+             or could not be removed; it is left.",
             out.join(name).display()
         );
         let help = "Remove it if it is not needed.";

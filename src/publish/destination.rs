@@ -161,8 +161,11 @@ impl Destination {
                 break (made, out, journal);
             }
         };
-        out.sweep_stale(Some(&own(STAGING)))
-            .map_err(refused("can not clean"))?;
+        // Records and the list of packages are staged beside their places. What can't go is told at
+        // the end.
+        for dir in [Some(STAGING), Some(STATE), None] {
+            out.sweep_stale(dir.map(own).as_ref()).ok();
+        }
         let mut damaged = None;
         let mut lines = Vec::new();
         let mut files = BTreeMap::new();
@@ -293,9 +296,12 @@ impl Destination {
             let removed = self.out.remove_file(&place);
             removed.map_err(refused("can not remove"))?;
         }
-        staged
-            .commit_in(&self.out, name.as_str())
-            .map_err(refused("can not write"))?;
+        if let Err(error) = staged.commit_in(&self.out, name.as_str()) {
+            // It may be in place, and what was there before not be removed: `finish` tells.
+            if self.compare(Some(&known), name, tree, false) != There::Same {
+                return Err(refused("can not write")(error));
+            }
+        }
         self.record().cases.insert(name.as_str().to_owned(), known);
         Ok(())
     }
@@ -314,22 +320,47 @@ impl Destination {
         Ok(())
     }
 
+    /// What was pulled of this dataset, or of who knows which, and is none of `names`, folded.
+    /// `relaid`: only what came in another layout.
+    fn others(&self, names: &BTreeSet<String>, relaid: bool) -> Vec<(String, Known)> {
+        let record = self.record();
+        let others = record.cases.iter().filter(|(name, known)| {
+            let of = known.dataset.as_deref();
+            let layout = known.layout.as_deref();
+            !names.contains(&fold(name))
+                && of.is_none_or(|of| of == self.dataset)
+                && (!relaid || layout.is_some_and(|layout| layout != self.layout.name()))
+        });
+        others
+            .map(|(name, known)| (name.clone(), known.clone()))
+            .collect()
+    }
+
+    /// Cases in another layout that are there and are none of `names`, folded.
+    pub(super) fn relaid(&self, names: &BTreeSet<String>) -> Result<Vec<CaseId>, PublishError> {
+        let mut relaid = Vec::new();
+        let others = self.others(names, true).into_iter();
+        for id in others.filter_map(|(name, _)| CaseId::new(&name).ok()) {
+            let there = self.out.stat(&id.to_path());
+            if there.map_err(refused("can not read"))?.is_some() {
+                relaid.push(id);
+            }
+        }
+        Ok(relaid)
+    }
+
     /// Removes what was pulled of this dataset, or of who knows which, and is none of `names`,
-    /// folded, nor of `files`, as far as it is as it was pulled. Returns what is left.
+    /// folded, nor of `files`, as far as it is as it was pulled; of cases in this layout, only when
+    /// `all` of them are named. Returns what is left.
     pub(super) fn remove_others(
         &self,
         names: &BTreeSet<String>,
         files: &[&str],
+        all: bool,
     ) -> Result<Vec<String>, PublishError> {
         let mut left = Vec::new();
+        let others = self.others(names, !all);
         let mut record = self.record();
-        let others = record.cases.iter().filter(|(name, known)| {
-            let of = known.dataset.as_deref();
-            !names.contains(&fold(name)) && of.is_none_or(|of| of == self.dataset)
-        });
-        let others: Vec<(String, Known)> = others
-            .map(|(name, known)| (name.clone(), known.clone()))
-            .collect();
         for (name, known) in others {
             let case = || {
                 Some((
@@ -380,8 +411,8 @@ impl Destination {
     }
 
     /// Writes the record; it has to be younger than what it vouches for. Where none is and nothing
-    /// is to be recorded, none is made.
-    pub(super) fn finish(mut self) -> Result<(), PublishError> {
+    /// is to be recorded, none is made. Returns where something is that could not be removed.
+    pub(super) fn finish(mut self) -> Result<Option<&'static str>, PublishError> {
         let (at, other) = match self.layout {
             Layout::Harbor => (PACKAGES_RECORD, RECORD),
             Layout::Cases | Layout::View(_) => (RECORD, PACKAGES_RECORD),
@@ -408,7 +439,10 @@ impl Destination {
             removed.map_err(refused("can not remove"))?;
         }
         self.finished = true;
-        Ok(())
+        self.out.remove_empty_dir(&own(STAGING)).ok();
+        let rest = self.out.stat(&own(STAGING));
+        let rest = rest.map_err(refused("can not read"))?;
+        Ok(rest.is_some().then_some(STAGING))
     }
 
     fn known(&self, tree: TreeId, seen: Option<String>) -> Known {

@@ -218,19 +218,28 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
             }
         },
     );
-    let moved = fault.map_or(moved, Err);
-    let all = pull.chosen.is_all(&catalog, pull);
-    if moved.is_ok() && all {
+    // What is at the place of a case that failed is not known: its journal stays.
+    match fault {
+        Some(_) if pull.stop.load(Ordering::Relaxed) => {
+            done.interrupted = true;
+            return Ok(done);
+        }
+        Some(error) => return Err(error),
+        None => {}
+    }
+    if moved.is_ok() {
+        let all = pull.chosen.is_all(&catalog, pull);
         let files = match pull.layout {
             Layout::Harbor => &[DATASET_TOML][..],
             Layout::Cases | Layout::View(_) => &[],
         };
-        done.left = destination.remove_others(&names, files)?;
-        if pull.layout == Layout::Harbor {
+        done.left = destination.remove_others(&names, files, all)?;
+        if all && pull.layout == Layout::Harbor {
             destination.write(DATASET_TOML, dataset_toml(pull, &catalog)?.as_bytes())?;
         }
     }
-    destination.finish()?;
+    done.left
+        .extend(destination.finish()?.map(ToOwned::to_owned));
     match moved {
         // Also what failed, and was not tried again since it was to stop.
         Err(_) if pull.stop.load(Ordering::Relaxed) => done.interrupted = true,
@@ -500,6 +509,10 @@ fn look(
             There::Foreign | There::Relaid if !pull.force => in_the_way.push((case.name, there)),
             _ => todo.push(case),
         }
+    }
+    if !pull.force {
+        let relaid = destination.relaid(&names)?.into_iter();
+        in_the_way.extend(relaid.map(|name| (name, There::Relaid)));
     }
     let Some((first, there)) = in_the_way.first() else {
         return Ok(Looked { todo, same, names });
