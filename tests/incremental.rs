@@ -570,6 +570,21 @@ fn another_user_gets_the_same_bytes() {
 }
 
 #[test]
+fn what_names_a_release_is_mended_by_force() {
+    let project = project(2);
+    let build = ["build", "--target", "bundle", "--force"];
+    project.casepack(build).assert_code(0);
+    let whole = project.tree("dist/bundle");
+    for name in ["oci-layout", "index.json"] {
+        project.write(&format!("dist/bundle/{name}"), "mine\n");
+        project.casepack(["verify", "dist/bundle"]).assert_code(1);
+        project.casepack(build).assert_code(0);
+        assert_eq!(project.tree("dist/bundle"), whole);
+    }
+    project.casepack(["verify", "dist/bundle"]).assert_code(0);
+}
+
+#[test]
 fn what_can_not_be_read_fails_its_case_only() {
     let project = project(3);
     let secret = project.path("cases/case-1/notes.md");

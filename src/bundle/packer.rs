@@ -91,10 +91,17 @@ impl CaseDigests {
 }
 
 /// The release that the directory `root` has under `reference`, when all its blobs are there, by
-/// their sizes.
+/// their sizes, and all that names it says so.
 pub fn intact(root: &Path, reference: &RefName) -> Option<Release> {
     let there = Previous::open(root, reference)?;
-    is_whole(&there).then_some(there.release)
+    let others = refs(root, reference).ok()?;
+    let index = index_of(&others, reference, &there.release);
+    let has = |name: &str, bytes: &[u8]| {
+        let read = read_regular(&root.join(name), bytes.len() as u64);
+        read.is_ok_and(|there| there == bytes)
+    };
+    let named = has(OCI_LAYOUT, OCI_LAYOUT_BYTES) && has(INDEX_JSON, &index);
+    (named && is_whole(&there)).then_some(there.release)
 }
 
 /// What [`Packer::finish`] did.
@@ -334,10 +341,8 @@ impl Packer {
         if let Some(previous) = &previous
             && same_but_packing(&previous.release.document, &document)
             && is_whole(previous)
-            && [OCI_LAYOUT, INDEX_JSON]
-                .iter()
-                .all(|name| root.join(name).is_file())
         {
+            name(&root, &reference, &previous.release)?;
             return Ok(Packed {
                 release: previous.release.clone(),
                 blobs: 0,
@@ -388,19 +393,10 @@ impl Packer {
         }
         blobs.write(&release.document_bytes)?;
         blobs.write(&release.manifest)?;
-        put(&root, OCI_LAYOUT, OCI_LAYOUT_BYTES)?;
-        put(&root, &reference.key(), &ref_object(&release))?;
-        let others = refs(&root, &reference)?;
-        let mine = (reference, release.clone());
-        let all = others.iter().chain([&mine]);
-        let descriptors = all
-            .clone()
-            .map(|(name, release)| (name, release.manifest_blob()));
-        put(&root, INDEX_JSON, &index_json(descriptors))?;
+        let others = name(&root, &reference, &release)?;
         if let Some(previous) = &previous {
-            let needed: BTreeSet<Digest> = all
-                .flat_map(|(_, release)| with_manifest(release))
-                .collect();
+            let all = others.iter().chain([&release]);
+            let needed: BTreeSet<Digest> = all.flat_map(with_manifest).collect();
             for digest in with_manifest(&previous.release) {
                 if !needed.contains(&digest) {
                     let path = root.join(blob_key(digest));
@@ -1323,6 +1319,24 @@ fn real_dir(path: &Path) -> Result<(), PackError> {
             "it is no directory",
         )))
     }
+}
+
+/// Writes all that names the release, of which the blobs are there: its ref first, which makes it one.
+/// Gives the releases of the other refs.
+fn name(root: &Path, reference: &RefName, release: &Release) -> Result<Vec<Release>, PackError> {
+    put(root, OCI_LAYOUT, OCI_LAYOUT_BYTES)?;
+    put(root, &reference.key(), &ref_object(release))?;
+    let others = refs(root, reference)?;
+    put(root, INDEX_JSON, &index_of(&others, reference, release))?;
+    Ok(others.into_iter().map(|(_, release)| release).collect())
+}
+
+/// The index of a store that has `release` under `reference`, and the others.
+fn index_of(others: &[(RefName, Release)], reference: &RefName, release: &Release) -> Vec<u8> {
+    let mine = (reference, release.manifest_blob());
+    let all = others.iter();
+    let all = all.map(|(name, release)| (name, release.manifest_blob()));
+    index_json(all.chain([mine]))
 }
 
 /// Writes an object that is no blob, unless it has these bytes.

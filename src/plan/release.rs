@@ -35,12 +35,9 @@ pub(super) fn believe(output: &mut Output, read: bool, mend: bool, diags: &mut D
     let there = local_ref()
         .ok()
         .and_then(|reference| bundle::intact(output.path(), &reference));
-    let listed = [bundle::OCI_LAYOUT, bundle::INDEX_JSON]
-        .iter()
-        .all(|name| output.file(name).is_ok());
     let trusted = !read && output.blobs_untouched();
     let whole = trusted || damaged(output.path(), mend) == 0;
-    if whole && listed && there.is_some_and(|it| it.digest.to_string() == recorded) {
+    if whole && there.is_some_and(|it| it.digest.to_string() == recorded) {
         return;
     }
     diags.push(
