@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::BufRead as _;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -320,6 +320,73 @@ fn a_killed_pull_leaves_no_staged_file() {
     assert_eq!(own, [".casepack.pulled"]);
 }
 
+/// What is in the place of a file of casepack's own is refused before a case is written.
+#[test]
+fn what_is_in_the_place_of_a_file_is_refused_first() {
+    let project = two_releases(4);
+    let pull = |tag, more: &[&str]| {
+        fs::create_dir_all(project.path("out")).unwrap();
+        let args = ["pull", "store", "-o", "out", "--ref", tag];
+        project.casepack(args.iter().chain(more).copied())
+    };
+    for (at, layout) in [
+        (".casepack/pull.json", "harbor"),
+        ("dataset.toml", "harbor"),
+        (".casepack.pulled", "cases"),
+    ] {
+        fs::remove_dir_all(project.path("out")).ok();
+        fs::create_dir_all(project.path("out").join(at)).unwrap();
+        let refused = pull("v1", &["--as", layout, "--force"]);
+        assert_eq!(refused.code, 2, "{at}: {refused}");
+        assert!(
+            refused.stderr.contains(&format!("out/{at} is")),
+            "{refused}"
+        );
+        assert_eq!(names(&project, "out").len(), 1, "{at}");
+    }
+    // Somebody's own list of packages is his, as long as he says nothing else.
+    fs::remove_dir_all(project.path("out")).unwrap();
+    project.write("out/dataset.toml", "mine");
+    let refused = pull("v1", &[]);
+    assert_eq!(refused.code, 2, "{refused}");
+    assert_eq!(names(&project, "out"), ["dataset.toml"]);
+    assert_eq!(project.read("out/dataset.toml"), "mine");
+    pull("v1", &["--force"]).assert_code(0);
+    pull("v2", &[]).assert_code(0);
+    assert_ne!(project.read("out/dataset.toml"), "mine");
+}
+
+/// A case that can't be read was not changed.
+#[test]
+fn what_can_not_be_read_is_told_as_that() {
+    let project = two_releases(4);
+    let args = ["pull", "store", "-o", "out", "--ref", "v1"];
+    project.casepack(args).assert_code(0);
+    let dir = project.path("out/case-00002/environment");
+    let mode = |mode| fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+    // Not even by root.
+    let bwrap = || {
+        let mut bwrap = Command::new("bwrap");
+        bwrap.args(["--dev-bind", "/", "/", "--cap-drop", "ALL"]);
+        bwrap
+    };
+    let probe = bwrap().arg("true").output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        println!("skipped: no bubblewrap that takes capabilities away");
+        return;
+    }
+    mode(0);
+    let invoked = project.invoke(args).command();
+    let mut pull = bwrap();
+    pull.arg(invoked.get_program()).args(invoked.get_args());
+    let output = pull.current_dir(project.root()).output().unwrap();
+    mode(0o755);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("Permission denied"), "{said}");
+    project.casepack(args).assert_code(0);
+}
+
 /// A destination that somebody else has prepared leads nowhere and makes nobody wait.
 #[test]
 fn a_destination_leads_nowhere() {
@@ -348,12 +415,14 @@ fn a_destination_leads_nowhere() {
                 }
                 let args = ["pull", "store", "--ref", "v1", "-o", "out", "--as", layout];
                 let outcome = project.casepack(args);
-                let refused = is_dir || at.ends_with("journal");
+                let list = at == "dataset.toml" && layout == "harbor";
+                let refused = is_dir || at.ends_with("journal") || list;
                 let code = if refused { 2 } else { 0 };
                 assert_eq!(outcome.code, code, "{at} {link}: {outcome}");
                 if refused {
+                    let what = if list { "something else" } else { "a link" };
                     assert!(
-                        outcome.stderr.contains(&format!("out/{at} is a link")),
+                        outcome.stderr.contains(&format!("out/{at} is {what}")),
                         "{outcome}"
                     );
                     assert!(!project.path("out/case-00000").exists());

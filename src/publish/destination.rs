@@ -21,7 +21,7 @@ use crate::event::{Event, Observer};
 use crate::fs::{Found, FsError, Kind, ReadError, Root, StagedDir, Stamp, Walk, lock, write_all};
 use crate::path::{CaseId, TreePath, fold};
 use crate::plan::fingerprint::{Aids, GRANULARITY, look};
-use crate::tree::Tree;
+use crate::tree::{Content, Tree};
 
 const SCHEMA: &str = "casepack.pulled.v1";
 /// Bytes of a record or a journal that are believed to be one.
@@ -136,6 +136,10 @@ impl Destination {
         let (made, out, mut journal) = loop {
             let made = Made::new(pull.out)?;
             let out = Arc::new(Root::open(pull.out).map_err(refused("can not use"))?);
+            let (at, _) = records(pull.layout);
+            if let Ok(Some((Kind::Dir, _))) = out.stat(&own(at)) {
+                return Err(in_the_way(&out, at, "a file"));
+            }
             let Some(journal) = open_journal(&out)? else {
                 tries += 1;
                 if tries > TRIES {
@@ -184,12 +188,19 @@ impl Destination {
         {
             match line {
                 Line::Case(name, known) => lines.push((name, known)),
-                Line::File(name, digest) => drop(files.insert(name, digest)),
+                // Announced, and maybe never written.
+                Line::File(name, digest) => {
+                    let path = TreePath::new(&name).ok();
+                    let there = path.and_then(|path| out.read(&path, MAX_RECORD).ok());
+                    if there.is_some_and(|(there, _)| Digest::of(&there).hex() == digest) {
+                        files.insert(name, digest);
+                    }
+                }
             }
         }
         let record = Record {
             schema: SCHEMA.to_owned(),
-            cases: settled(&out, lines),
+            cases: settled(&out, lines).map_err(refused("can not read"))?,
             files,
         };
         Ok(Some(Self {
@@ -226,11 +237,19 @@ impl Destination {
         Ok((staged, place))
     }
 
-    /// What is at the place `name`, where `tree` is wanted. `by_content`: what it looks like is no
-    /// proof.
-    pub(super) fn there(&self, name: &CaseId, tree: TreeId, by_content: bool) -> There {
+    /// What is at the place `name`, where `tree` is wanted. `force`: what it looks like is no
+    /// proof, and what can't be read is something else.
+    pub(super) fn there(
+        &self,
+        name: &CaseId,
+        tree: TreeId,
+        force: bool,
+    ) -> Result<There, PublishError> {
         let known = self.record().cases.get(name.as_str()).cloned();
-        self.compare(known.as_ref(), name, tree, by_content)
+        match self.compare(known.as_ref(), name, tree, force) {
+            Err(_) if force => Ok(There::Foreign),
+            there => there.map_err(refused("can not read")),
+        }
     }
 
     fn compare(
@@ -239,20 +258,20 @@ impl Destination {
         name: &CaseId,
         tree: TreeId,
         by_content: bool,
-    ) -> There {
+    ) -> Result<There, FsError> {
         let place = name.to_path();
-        match self.out.stat(&place) {
-            Ok(None) => return There::Nothing,
-            Ok(Some((Kind::Dir, _))) => {}
-            _ => return There::Foreign,
+        match self.out.stat(&place)? {
+            None => return Ok(There::Nothing),
+            Some((Kind::Dir, _)) => {}
+            Some(_) => return Ok(There::Foreign),
         }
         let wanted = tree.0.hex();
-        let found = known
-            .filter(|known| !by_content && known.seen.is_some())
-            .filter(|known| known.seen == seen(&self.out, Some(&place)))
-            .map(|known| known.tree.clone())
-            .or_else(|| content(&self.out, &place));
-        match (found, known) {
+        let known_by_look = known.filter(|known| !by_content && known.seen.is_some());
+        let found = match known_by_look {
+            Some(known) if known.seen == seen(&self.out, Some(&place))? => Some(known.tree.clone()),
+            _ => content(&self.out, &place)?,
+        };
+        Ok(match (found, known) {
             (Some(found), _) if found == wanted => There::Same,
             (Some(found), Some(known)) if found == known.tree => {
                 let layout = known.layout.as_deref();
@@ -263,7 +282,7 @@ impl Destination {
                 }
             }
             _ => There::Foreign,
-        }
+        })
     }
 
     /// Takes `tree`, which is at the place `name` already, for a case of this dataset.
@@ -288,7 +307,7 @@ impl Destination {
     ) -> Result<(), PublishError> {
         let root = Arc::new(staged.root().map_err(refused("can not read"))?);
         // Before it comes to its place, where anybody may change it.
-        let known = self.known(tree, seen(&root, None));
+        let known = self.known(tree, seen(&root, None).map_err(refused("can not read"))?);
         self.announce(&Line::Case(name.as_str().to_owned(), known.clone()))?;
         let place = name.to_path();
         let there = self.out.stat(&place).map_err(refused("can not read"))?;
@@ -298,12 +317,45 @@ impl Destination {
         }
         if let Err(error) = staged.commit_in(&self.out, name.as_str()) {
             // It may be in place, and what was there before not be removed: `finish` tells.
-            if self.compare(Some(&known), name, tree, false) != There::Same {
+            let there = self.compare(Some(&known), name, tree, false).ok();
+            if there != Some(There::Same) {
                 return Err(refused("can not write")(error));
             }
         }
         self.record().cases.insert(name.as_str().to_owned(), known);
         Ok(())
+    }
+
+    /// Refuses what is in the place of a file beside the cases, unless casepack wrote it or it has
+    /// `bytes`; `force` refuses only a directory.
+    pub(super) fn check_file(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        force: bool,
+    ) -> Result<(), PublishError> {
+        let path = own(name);
+        match self.out.stat(&path).map_err(refused("can not read"))? {
+            None => return Ok(()),
+            Some((Kind::Dir, _)) => return Err(in_the_way(&self.out, name, "a file")),
+            Some(_) if force => return Ok(()),
+            Some(_) => {}
+        }
+        let known = self.record().files.get(name).cloned();
+        match self.out.read(&path, MAX_RECORD) {
+            Ok((there, _)) if there == bytes || known == Some(Digest::of(&there).hex()) => Ok(()),
+            Err(ReadError::Io(error)) => {
+                let path = self.out.absolute(Some(&path));
+                Err(failed("can not read", &path)(error))
+            }
+            _ => Err(PublishError::refused(
+                format!(
+                    "{} is something else, or was changed since it was pulled; it is left as it is",
+                    self.out.named().join(name).display()
+                ),
+                "Pull into another directory with -o, or replace it with --force.",
+            )),
+        }
     }
 
     /// Writes a file beside the cases.
@@ -370,9 +422,9 @@ impl Destination {
             };
             let there = case().map(|(id, tree)| {
                 let there = self.compare(Some(&known), &id, TreeId(tree), false);
-                (id, there)
+                there.map(|there| (id, there))
             });
-            match there {
+            match there.transpose().map_err(refused("can not read"))? {
                 Some((_, There::Nothing)) => {}
                 Some((id, There::Same)) if known.dataset.is_some() => self
                     .out
@@ -413,10 +465,7 @@ impl Destination {
     /// Writes the record; it has to be younger than what it vouches for. Where none is and nothing
     /// is to be recorded, none is made. Returns where something is that could not be removed.
     pub(super) fn finish(mut self) -> Result<Option<&'static str>, PublishError> {
-        let (at, other) = match self.layout {
-            Layout::Harbor => (PACKAGES_RECORD, RECORD),
-            Layout::Cases | Layout::View(_) => (RECORD, PACKAGES_RECORD),
-        };
+        let (at, other) = records(self.layout);
         let path = own(at);
         let bytes = {
             let record = self.record();
@@ -496,6 +545,14 @@ impl Drop for Destination {
     }
 }
 
+/// The record of a layout, and that of the others.
+fn records(layout: Layout) -> (&'static str, &'static str) {
+    match layout {
+        Layout::Harbor => (PACKAGES_RECORD, RECORD),
+        Layout::Cases | Layout::View(_) => (RECORD, PACKAGES_RECORD),
+    }
+}
+
 /// A path of casepack's own.
 fn own(path: &str) -> TreePath {
     TreePath::new(path).expect("constants, each of which is a path")
@@ -554,7 +611,10 @@ fn read_journal(journal: &mut File) -> std::io::Result<Vec<Line>> {
 }
 
 /// One state for each case: where several were announced, the one that is there.
-fn settled(out: &Arc<Root>, lines: Vec<(String, Known)>) -> BTreeMap<String, Known> {
+fn settled(
+    out: &Arc<Root>,
+    lines: Vec<(String, Known)>,
+) -> Result<BTreeMap<String, Known>, FsError> {
     let mut states: BTreeMap<String, Vec<Known>> = BTreeMap::new();
     for (name, known) in lines {
         let states = states.entry(name).or_default();
@@ -562,21 +622,29 @@ fn settled(out: &Arc<Root>, lines: Vec<(String, Known)>) -> BTreeMap<String, Kno
         states.push(known);
     }
     let one = |(name, mut states): (String, Vec<Known>)| {
-        let last = states.pop()?;
+        let Some(last) = states.pop() else {
+            return Ok(None);
+        };
         if states.is_empty() {
-            return Some((name, last));
+            return Ok(Some((name, last)));
         }
+        let Ok(place) = CaseId::new(&name) else {
+            return Ok(None);
+        };
+        let place = place.to_path();
         states.push(last.clone());
-        let place = CaseId::new(&name).ok()?.to_path();
-        let looks = seen(out, Some(&place));
+        let looks = seen(out, Some(&place))?;
         let looks = |known: &&Known| known.seen.is_some() && known.seen == looks;
-        let found = states.iter().rev().find(looks).or_else(|| {
-            let tree = content(out, &place)?;
-            states.iter().rev().find(|known| known.tree == tree)
-        });
-        Some((name, found.unwrap_or(&last).clone()))
+        let mut found = states.iter().rev().find(looks);
+        if found.is_none()
+            && let Some(tree) = content(out, &place)?
+        {
+            found = states.iter().rev().find(|known| known.tree == tree);
+        }
+        Ok(Some((name, found.unwrap_or(&last).clone())))
     };
-    states.into_par_iter().filter_map(one).collect()
+    let settled: Result<Vec<_>, FsError> = states.into_par_iter().map(one).collect();
+    Ok(settled?.into_iter().flatten().collect())
 }
 
 /// Why there is no record.
@@ -606,22 +674,50 @@ impl Record {
     }
 }
 
+/// `None` for what is gone, or is no directory.
+fn present<T>(looked: Result<T, FsError>) -> Result<Option<T>, FsError> {
+    match looked {
+        Err(error)
+            if matches!(
+                error.source.kind(),
+                ErrorKind::NotFound | ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(None)
+        }
+        looked => looked.map(Some),
+    }
+}
+
 /// What a directory looks like; `None` when a look can't vouch for it.
-fn seen(root: &Arc<Root>, place: Option<&TreePath>) -> Option<String> {
-    let look = look(root, place, Aids::default()).ok()?;
-    (!look.odd).then(|| look.fingerprint.hex())
+fn seen(root: &Arc<Root>, place: Option<&TreePath>) -> Result<Option<String>, FsError> {
+    let look = present(look(root, place, Aids::default()))?;
+    let look = look.filter(|look| !look.odd);
+    Ok(look.map(|look| look.fingerprint.hex()))
 }
 
 /// The digest of the files that are at `place`; `None` when there is something else as well: pulled
 /// cases have no directories with nothing in them.
-fn content(root: &Arc<Root>, place: &TreePath) -> Option<String> {
-    let tree = Tree::from_dir(root, Some(place), 0).ok()?;
+fn content(root: &Arc<Root>, place: &TreePath) -> Result<Option<String>, FsError> {
     let mut empty = false;
-    root.walk(Some(place), &mut |found| {
+    let walked = root.walk(Some(place), &mut |found| {
         // A case without files is one.
         empty |= matches!(found, Found::EmptyDir(dir) if dir != *place);
         Walk::Enter
-    })
-    .ok()?;
-    (!empty).then(|| tree.id().0.hex())
+    });
+    if present(walked)?.is_none() || empty {
+        return Ok(None);
+    }
+    let bad = match Tree::from_dir(root, Some(place), 0) {
+        Ok(tree) => return Ok(Some(tree.id().0.hex())),
+        Err(bad) => bad,
+    };
+    // What can't be read is no change.
+    for path in bad.iter().filter_map(|bad| TreePath::new(&bad.shown).ok()) {
+        if let Err(ReadError::Io(source)) = Content::from_file(root, &path, 0) {
+            let path = root.absolute(Some(&path));
+            return Err(FsError { path, source });
+        }
+    }
+    Ok(None)
 }

@@ -141,6 +141,14 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         .build()
         .map_err(|error| failed("can not start threads for", pull.out)(io::Error::other(error)))?;
     threads.install(|| catalog.check(pull))?;
+    let all = pull.chosen.is_all(&catalog, pull);
+    let list = match pull.layout {
+        Layout::Harbor if all => Some(dataset_toml(pull, &catalog)?),
+        _ => None,
+    };
+    if let Some(list) = &list {
+        destination.check_file(DATASET_TOML, list.as_bytes(), pull.force)?;
+    }
     let looked = threads.install(|| look(pull, &catalog, &destination, &mut done))?;
     let Looked { todo, same, names } = looked;
     let needs = needs(&todo, &catalog)?;
@@ -228,14 +236,13 @@ pub fn pull(pull: &Pull<'_>, observer: &dyn Observer) -> Result<Pulled, PublishE
         None => {}
     }
     if moved.is_ok() {
-        let all = pull.chosen.is_all(&catalog, pull);
         let files = match pull.layout {
             Layout::Harbor => &[DATASET_TOML][..],
             Layout::Cases | Layout::View(_) => &[],
         };
         done.left = destination.remove_others(&names, files, all)?;
-        if all && pull.layout == Layout::Harbor {
-            destination.write(DATASET_TOML, dataset_toml(pull, &catalog)?.as_bytes())?;
+        if let Some(list) = &list {
+            destination.write(DATASET_TOML, list.as_bytes())?;
         }
     }
     done.left
@@ -473,7 +480,7 @@ fn look(
         .map(|id| {
             let composed = compose(catalog, pull.layout, id)?;
             let tree = id_of(&composed.files);
-            let there = destination.there(&composed.name, tree, pull.force);
+            let there = destination.there(&composed.name, tree, pull.force)?;
             let todo = Todo {
                 id: id.clone(),
                 name: composed.name,
