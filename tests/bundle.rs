@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -21,6 +21,23 @@ fn with_release(cases: &BTreeMap<String, Case>) -> Project {
     let project = ProjectBuilder::new().build();
     pack(&project.path("bundle"), cases, Compression::Zstd, 2);
     project
+}
+
+/// Runs casepack with the access to a server.
+fn run_with(project: &Project, server: &S3Server, args: &[&str]) -> Outcome {
+    let mut invocation = project.invoke(args.iter().copied());
+    for (name, value) in server.env() {
+        invocation = invocation.env(name, value);
+    }
+    invocation.run()
+}
+
+/// A store in a directory and one on a server, each with where its files are.
+fn stores(project: &Project, server: &S3Server) -> [(String, PathBuf); 2] {
+    let dir = project.path("store");
+    let shown = dir.to_str().unwrap().to_owned();
+    let url = format!("s3://{BUCKET}/store");
+    [(shown, dir), (url, server.files().join("store"))]
 }
 
 fn json(project: &Project, args: &[&str]) -> Value {
@@ -123,13 +140,7 @@ fn a_bucket_gives_back_what_was_published() {
     let project = with_release(&cases);
     let server = S3Server::start();
     let url = format!("s3://{BUCKET}/some/prefix");
-    let run = |args: &[&str], code| -> Outcome {
-        let mut invocation = project.invoke(args.iter().copied());
-        for (name, value) in server.env() {
-            invocation = invocation.env(name, value);
-        }
-        invocation.run().assert_code(code)
-    };
+    let run = |args: &[&str], code| run_with(&project, &server, args).assert_code(code);
     run(&["publish", &url, "--from", "bundle", "--tag", "v1"], 0);
     assert_eq!(
         blobs(&project.path("bundle")),
@@ -234,13 +245,7 @@ fn the_layout_of_adapters_is_told_to_have_answers() {
 fn a_store_without_a_release_is_not_whole() {
     let project = ProjectBuilder::new().build();
     let server = S3Server::start();
-    let run = |args: &[&str]| {
-        let mut command = project.invoke(args.iter().copied());
-        for (name, value) in server.env() {
-            command = command.env(name, value);
-        }
-        command.run()
-    };
+    let run = |args: &[&str]| run_with(&project, &server, args);
     // Mistyped, as likely as not.
     let listed = run(&["ls", "s3://bucket/nowhere"]).assert_code(0);
     assert!(
@@ -432,22 +437,12 @@ fn alter(path: &Path) {
 fn what_verify_finds_one_command_mends() {
     let project = with_release(&many(25));
     let server = S3Server::start();
-    let run = |args: &[&str], code| -> Outcome {
-        let mut invocation = project.invoke(args.iter().copied());
-        for (name, value) in server.env() {
-            invocation = invocation.env(name, value);
-        }
-        invocation.run().assert_code(code)
-    };
-    let url = format!("s3://{BUCKET}/store");
-    let dir = project.path("store").to_str().unwrap().to_owned();
-    for (store, files) in [
-        (&dir, project.path("store")),
-        (&url, server.files().join("store")),
-    ] {
+    let run = |args: &[&str], code| run_with(&project, &server, args).assert_code(code);
+    for (store, files) in stores(&project, &server) {
+        let (store, files) = (store.as_str(), files.as_path());
         let publish = ["publish", store, "--from", "bundle", "--tag", "v1"];
         run(&publish, 0);
-        let whole = blobs(&files);
+        let whole = blobs(files);
         let names = whole.keys().map(|name| format!("blobs/sha256/{name}"));
         let rest = ["refs/v1.json", "index.json", "oci-layout"];
         let names: Vec<String> = names.chain(rest.map(str::to_owned)).collect();
@@ -465,7 +460,7 @@ fn what_verify_finds_one_command_mends() {
             let fix = format!("`casepack publish {} --tag v1 --repair`", "STORE");
             let shown = told
                 .stderr
-                .replace(store.as_str(), "STORE")
+                .replace(store, "STORE")
                 .replace("[PROJECT]/store", "STORE");
             assert!(
                 shown.contains(&fix) || name == "refs/v1.json",
@@ -475,7 +470,7 @@ fn what_verify_finds_one_command_mends() {
             let dry = run(&dry, 0).json();
             run(&[&publish[..], &["--repair"]].concat(), 0);
             run(&["verify", store], 0);
-            assert_eq!(blobs(&files), whole, "{name}");
+            assert_eq!(blobs(files), whole, "{name}");
             let is_blob = name.starts_with("blobs/");
             assert!(!is_blob || dry["damaged"].as_u64() <= Some(2), "{dry}");
         }
@@ -499,25 +494,15 @@ fn a_blob_that_goes_on_is_found() {
     case.workspace.insert("noise".to_owned(), noise);
     let project = with_release(&cases);
     let server = S3Server::start();
-    let run = |args: &[&str], code| -> Outcome {
-        let mut invocation = project.invoke(args.iter().copied());
-        for (name, value) in server.env() {
-            invocation = invocation.env(name, value);
-        }
-        invocation.run().assert_code(code)
-    };
-    let url = format!("s3://{BUCKET}/store");
-    let dir = project.path("store").to_str().unwrap().to_owned();
-    for (store, files) in [
-        (&dir, project.path("store")),
-        (&url, server.files().join("store")),
-    ] {
+    let run = |args: &[&str], code| run_with(&project, &server, args).assert_code(code);
+    for (store, files) in stores(&project, &server) {
+        let (store, files) = (store.as_str(), files.as_path());
         let publish = ["publish", store, "--from", "bundle", "--tag", "v1"];
         run(&publish, 0);
-        let whole = blobs(&files);
+        let whole = blobs(files);
         for (name, bytes) in &whole {
             let path = files.join("blobs/sha256").join(name);
-            if *store == dir {
+            if !store.starts_with("s3:") {
                 fs::remove_file(&path).unwrap();
                 std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
                 let told = run(&["verify", store], 1);
@@ -537,7 +522,7 @@ fn a_blob_that_goes_on_is_found() {
         }
         run(&[&publish[..], &["--repair"]].concat(), 0);
         run(&["verify", store], 0);
-        assert_eq!(blobs(&files), whole);
+        assert_eq!(blobs(files), whole);
     }
 }
 

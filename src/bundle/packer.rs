@@ -1321,8 +1321,8 @@ fn real_dir(path: &Path) -> Result<(), PackError> {
     }
 }
 
-/// Writes all that names the release, of which the blobs are there: its ref first, which makes it one.
-/// Gives the releases of the other refs.
+/// Writes all that names the release, of which the blobs are there: the ref, which makes it one, before
+/// the index, which follows from the refs. Gives the releases of the other refs.
 fn name(root: &Path, reference: &RefName, release: &Release) -> Result<Vec<Release>, PackError> {
     put(root, OCI_LAYOUT, OCI_LAYOUT_BYTES)?;
     put(root, &reference.key(), &ref_object(release))?;

@@ -160,24 +160,24 @@ fn the_environment_of_a_verifier_is_its_own() {
 /// the first one counts. What the verifier can not see here is told.
 #[test]
 fn of_artifacts_stays_behind_what_they_exclude() {
-    let separate = "[environment]\ndocker_image = 'x'\nworkdir = '/work/dir'\n\
+    let separate = "[environment]\ndocker_image = 'x'\nworkdir = '/srv/dir'\n\
                     [verifier]\nenvironment_mode = 'separate'\n";
     let whole = "find . -type f | sort | tr '\\n' ' '";
     let cases = [
         (
-            "artifacts = [{source = '/work/dir', exclude = ['*.log', 'tmp']}]",
+            "artifacts = [{source = '/srv/dir', exclude = ['*.log', 'tmp']}]",
             "./given ./out/a ",
         ),
         (
-            "artifacts = [{source = '/work', exclude = ['dir/out', './dir/t*', 'x.log']}]",
+            "artifacts = [{source = '/srv', exclude = ['dir/out', './dir/t*', 'x.log']}]",
             "./given ",
         ),
         (
-            "artifacts = ['/work/dir/out', {source = '/work/dir/tmp', exclude = ['*']}]",
+            "artifacts = ['/srv/dir/out', {source = '/srv/dir/tmp', exclude = ['*']}]",
             "./given ./out/a ./out/x.log ",
         ),
         (
-            "artifacts = [{source = '/work/dir/out', exclude = ['a']}, '/work/dir/out/a', '/work/dir/gone']",
+            "artifacts = [{source = '/srv/dir/out', exclude = ['a']}, '/srv/dir/out/a', '/srv/dir/gone']",
             "./given ./out/x.log ",
         ),
     ];
@@ -193,7 +193,7 @@ fn of_artifacts_stays_behind_what_they_exclude() {
             run(&project, &args).run().assert_code(0);
         }
     }
-    let toml = format!("artifacts = ['/home/x', '/work/dir', '/logs/agent']\n{separate}");
+    let toml = format!("artifacts = ['/home/x', '/srv/dir', '/logs/agent']\n{separate}");
     let logs = "test -f \"${CASEPACK_LOGS_DIR:-/logs}/agent/said\" || exit";
     let project = tasks(&[("a", &toml)], logs);
     let agent = "sh -c 'echo x > \"$0/said\"; ln -s given link' {output_dir}";
@@ -201,7 +201,7 @@ fn of_artifacts_stays_behind_what_they_exclude() {
     let outcome = run(&project, &args).run().assert_code(0);
     let told = "The artifact /home/x of task.toml is outside of the workdir";
     assert!(outcome.stderr.contains(told), "{outcome}");
-    assert!(!outcome.stderr.contains("artifact /work"), "{outcome}");
+    assert!(!outcome.stderr.contains("artifact /srv"), "{outcome}");
 }
 
 /// A link to a file that a container gets with it is that file; one that leads from the workspace to
